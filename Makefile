@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+RUN    ?= runs/doom_basic
+STAMP  := $(VENV)/.installed
+ALL    := $(VENV)/.installed-all
+
+.PHONY: train test test-slow install install-all lint clean
+
+train: install
+	$(BIN)/pronghorn quickstart --run-dir $(RUN)
+
+test: install
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+test-slow: install-all
+	$(BIN)/python -m pytest -m slow
+
+lint: install
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/mypy
+
+install: $(STAMP)
+install-all: $(ALL)
+
+# torch is installed first and by its pinned version, so that no later package pulls in another build of it.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(STAMP): $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[doom,atari,pettingzoo,dev]"
+	touch $@
+
+$(ALL): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt swig
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[doom,atari,pettingzoo,minigrid,box2d,mujoco,cluster,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The trainer-side of environments: the recv/send contract, worker processes, native vector environments."""

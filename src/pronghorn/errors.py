@@ -1,0 +1,72 @@
+"""All errors that Pronghorn raises on purpose. A message says what, where, the rule that was broken, and the fix.
+
+    PronghornError
+    ├── UsageError              the command or the call is wrong                            (exit code 2)
+    │   ├── ConfigError         a field's value breaks a rule: field, value, rule, fix
+    │   └── UnknownEnvError     no such environment; carries the nearest names
+    ├── MissingExtraError       an optional package is absent; names the one install command
+    ├── EnvError                the environment broke its contract, raised, hung or died
+    │   ├── SpaceError          a space that is not supported, named by its path
+    │   └── WorkerDied          a worker process ended; carries its signal or traceback
+    ├── StoreError              a slot was used against its state: names slot, state and owner
+    ├── RunDirError             the run directory holds a run already, is finished, or cannot be written
+    └── CheckpointError         a checkpoint is missing, malformed, foreign or does not fit the model
+"""
+
+from __future__ import annotations
+
+
+class PronghornError(Exception):
+    """Base of every error that Pronghorn raises on purpose; the command line prints it without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(PronghornError):
+    """The command or the call itself is wrong."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """One configuration field breaks a rule."""
+
+    def __init__(self, field: str, value: object, rule: str, fix: str) -> None:
+        super().__init__(f"{field} = {value!r}: {rule}. {fix}")
+        self.field, self.value, self.rule, self.fix = field, value, rule, fix
+
+
+class UnknownEnvError(UsageError):
+    """No environment of that name."""
+
+
+class MissingExtraError(PronghornError):
+    """An optional package is absent."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the package '{package}'. Install it: pip install 'pronghorn-rl[{extra}]'")
+        self.package, self.extra = package, extra
+
+
+class EnvError(PronghornError):
+    """The environment broke its contract, raised, hung or died."""
+
+
+class SpaceError(EnvError):
+    """An observation or action space that is not supported, named by its path."""
+
+
+class WorkerDied(EnvError):
+    """A worker process ended, and its restart budget with it."""
+
+
+class StoreError(PronghornError):
+    """A slot was used against its state."""
+
+
+class RunDirError(UsageError):
+    """The run directory holds a run already, holds none, or cannot be written."""
+
+
+class CheckpointError(PronghornError):
+    """A checkpoint is missing, malformed, foreign, or does not fit the model."""

@@ -1,0 +1,1 @@
+"""Using a trained policy: loading, evaluation, video and reports."""

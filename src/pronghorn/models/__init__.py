@@ -1,0 +1,1 @@
+"""Networks: encoders, recurrent cores and the actor-critic that joins them. They know no process and no config."""

@@ -1,0 +1,1 @@
+"""The training loop: store, sampler, learner, trainer, checkpoints and metrics."""

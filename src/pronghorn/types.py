@@ -1,0 +1,164 @@
+"""Records that cross the borders between the parts, and the legend of shapes. No behaviour lives here.
+
+Legend of shapes, used in every docstring:
+    T  decisions in an unroll          B  unrolls in a batch           N  rows ready at once
+    A  actions (logits) of a factor    D  discrete action factors      C  continuous action dimensions
+    H  size of the recurrent state     [T, B, ...] is time-major; row t is one decision.
+
+A *row* is one agent in one environment instance: the unit that acts. The words are those of docs/design.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+ACTION_MASK = "action_mask"  # the observation leaf that holds the mask of allowed discrete actions
+LAST_ACTION = "last_action"  # observation leaves that the sampler adds when the model asks for them
+LAST_REWARD = "last_reward"
+
+
+class Event(IntEnum):
+    """What a row's record in one `recv` means. The worker side uses the same numbers (envworker/main.py)."""
+
+    FIRST = 0  # first observation of an episode, nothing to record (start, or after LOST)
+    STEP = 1  # reward and observation that the last action caused
+    LAST = 2  # the same, and the action ended the episode; obs is already the next episode's first
+    LOST = 3  # the row's worker died: nothing to record, its unfinished unroll is void
+    INACTIVE = 4  # agent absent or not on turn: nothing to record, any answer will do
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+    """One array of an observation (nested Dict and Tuple spaces are flattened to named leaves, 'inventory/0').
+
+    kind: 'image' (rank 3, layout 'hwc' or 'chw'), 'vector' (any shape, flattened by the model),
+          'discrete' (integer codes in [0, n) per entry, one-hot in the model), 'binary', 'mask'.
+    low, high: bounds of the values (the scale of images and integers); ±inf where unbounded.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+    layout: str = ""
+    low: float = float("-inf")
+    high: float = float("inf")
+    n: tuple[int, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """A composite action as D discrete factors (sizes) followed by C bounded continuous dimensions.
+
+    Factor values are 0-based here; `Discrete(n, start=k)` is shifted on the worker side.
+    """
+
+    discrete: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def num_discrete(self) -> int:
+        return len(self.discrete)
+
+    @property
+    def num_continuous(self) -> int:
+        return len(self.low)
+
+    @property
+    def num_logits(self) -> int:
+        return sum(self.discrete)
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What one environment looks like to the trainer; every task of a run has the same observations and actions."""
+
+    observation: Mapping[str, LeafSpec]
+    action: ActionSpec
+    rows_per_env: int = 1
+    frame_skip: int = 1  # emulator frames that one step covers
+    info: tuple[str, ...] = ()  # names of the declared numeric info fields
+    render_fps: float = 30.0
+    name: str = ""
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> EnvSpec:
+        """Build from the JSON that a worker sends (envworker/spaces.py writes it)."""
+        leaves = {
+            name: LeafSpec(
+                tuple(leaf["shape"]), leaf["dtype"], leaf["kind"], leaf.get("layout", ""),
+                float(leaf.get("low", "-inf")), float(leaf.get("high", "inf")), tuple(leaf.get("n", ())),
+            )
+            for name, leaf in raw["observation"].items()
+        }  # fmt: skip
+        action = raw["action"]
+        return EnvSpec(
+            leaves,
+            ActionSpec(tuple(action["discrete"]), tuple(action["low"]), tuple(action["high"])),
+            int(raw.get("rows_per_env", 1)),
+            int(raw.get("frame_skip", 1)),
+            tuple(raw.get("info", ())),
+            float(raw.get("render_fps", 30.0)),
+            str(raw.get("name", "")),
+        )
+
+
+@dataclass
+class Ready:
+    """Rows that are ready, from one `recv`. Arrays are [N, ...] in the order of `rows`, valid until the next recv.
+
+    reward, terminated, truncated belong to the action that the row was sent last (ignored unless STEP or LAST).
+    episode_over: the real end of an episode; differs from LAST at a life loss, which is a training boundary
+        without reset and without statistics.
+    final_index: [M] positions in `rows` whose episode was truncated; final_obs: their last observations [M, ...].
+    """
+
+    rows: NDArray[np.int64]
+    event: NDArray[np.uint8]
+    obs: dict[str, NDArray[Any]]
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    episode_over: NDArray[np.bool_]
+    final_index: NDArray[np.int64]
+    final_obs: dict[str, NDArray[Any]]
+    info: NDArray[np.float32] | None = None  # [N, len(spec.info)]
+    records: list[dict[str, Any]] = field(default_factory=list)  # one {"row": r, **numbers} per episode end
+
+
+class Pool(Protocol):
+    """The one interface to environments: worker processes, native vector environments and GPU environments.
+
+    `send(ready.rows, …)` answers exactly the rows of one `recv`. A row is never in two unanswered recvs.
+    Rows are numbered 0 … num_rows-1 and keep their number for the whole run.
+    """
+
+    spec: EnvSpec
+    num_rows: int
+    tasks: tuple[str, ...]  # names of the tasks
+    task_ids: NDArray[np.int64]  # [num_rows] index into `tasks`
+    restarts: int  # workers restarted so far
+
+    def recv(self, timeout_s: float) -> Ready | None:
+        """The rows that are ready, or None when none came within timeout_s. Raises WorkerDied past the budget."""
+
+    def send(
+        self, rows: NDArray[np.int64], discrete: NDArray[np.int64], continuous: NDArray[np.float32]
+    ) -> None:
+        """Answer the rows of one recv with actions: discrete [N, D], continuous [N, C] (already within bounds)."""
+
+    def reseed(self, seed: int) -> None:
+        """Drop what is in flight, seed every row from (seed, row) and reset it; the next recvs give FIRST."""
+
+    def close(self) -> None:
+        """End every process and free every resource; safe to call twice."""
