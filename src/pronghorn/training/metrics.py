@@ -52,9 +52,7 @@ class EpisodeTracker:
     observes while another reads; a lock keeps both consistent.
     """
 
-    def __init__(
-        self, num_rows: int, tasks: tuple[str, ...], task_ids: NDArray[np.int64], window: int = 100
-    ) -> None:
+    def __init__(self, num_rows: int, tasks: tuple[str, ...], task_ids: NDArray[np.int64], window: int = 100) -> None:
         """
         num_rows: rows of the pool; tasks: names of the tasks; task_ids: [num_rows] index of each row's task.
         window: finished episodes that the means are taken over, for all tasks together and for each task.
@@ -63,9 +61,7 @@ class EpisodeTracker:
         self._task_ids = np.asarray(task_ids)
         self._window = window
         self._lock = threading.Lock()
-        self._returns = np.zeros(
-            num_rows, np.float64
-        )  # running sums; float64: long episodes of small rewards
+        self._returns = np.zeros(num_rows, np.float64)  # running sums; float64: long episodes of small rewards
         self._lengths = np.zeros(num_rows, np.int64)
         self._num_episodes = 0
         self._finished: deque[tuple[float, int]] = deque(maxlen=window)
@@ -82,9 +78,7 @@ class EpisodeTracker:
         """Account for one `recv`: rewards of STEP and LAST rows, and the episodes that ended."""
         moved = (ready.event == Event.STEP) | (ready.event == Event.LAST)
         fresh = (ready.event == Event.FIRST) | (ready.event == Event.LOST)
-        over = ready.rows[
-            moved & ready.episode_over
-        ]  # a LAST alone may be a life loss, which ends no episode
+        over = ready.rows[moved & ready.episode_over]  # a LAST alone may be a life loss, which ends no episode
         with self._lock:
             self._returns[ready.rows[moved]] += ready.reward[moved]
             self._lengths[ready.rows[moved]] += 1
@@ -188,12 +182,12 @@ def _parse_line(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(metrics: Mapping[str, Any], separator: str = "/", prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one level of names: {"stages": {"act": 0.4}} becomes {"stages/act": 0.4}."""
     flat: dict[str, Any] = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}/"))
+            flat.update(flatten(value, separator, f"{prefix}{name}{separator}"))
         else:
             flat[f"{prefix}{name}"] = value
     return flat
@@ -264,9 +258,7 @@ class MetricsWriter:
         flat = flatten(metrics)
         missing = [name for name in AXES if name not in flat]
         if missing:
-            raise UsageError(
-                f"a metrics record lacks {', '.join(missing)}: every record carries {', '.join(AXES)}"
-            )
+            raise UsageError(f"a metrics record lacks {', '.join(missing)}: every record carries {', '.join(AXES)}")
         plain = {name: _plain(value) for name, value in flat.items() if value is not None}
         nonfinite = [name for name, value in plain.items() if not _is_finite(value)]
         record = {name: value for name, value in plain.items() if name not in nonfinite}
@@ -310,11 +302,7 @@ def _cut_beyond(path: Path, steps: int) -> int:
     if not path.exists():
         return 0
     lines = path.read_text(encoding="utf-8").splitlines()
-    kept = [
-        line
-        for line in lines
-        if (record := _parse_line(line)) is not None and record.get("steps", 0) <= steps
-    ]
+    kept = [line for line in lines if (record := _parse_line(line)) is not None and record.get("steps", 0) <= steps]
     temporary = path.with_suffix(".jsonl.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in kept)
@@ -420,9 +408,7 @@ class LiveView:
         self._total_steps = total_steps
         self._total_s = total_seconds
         self._console = console or Console()
-        self._plain = (
-            not self._console.is_terminal or self._console.is_dumb_terminal if plain is None else plain
-        )
+        self._plain = not self._console.is_terminal or self._console.is_dumb_terminal if plain is None else plain
         self._every_s = every_s
         self._started_s = time.monotonic()
         self._next_line_s = 0.0
@@ -514,9 +500,7 @@ class LiveView:
         yield "return", self._return_text(width)
         yield "episodes", self._episodes_text(width)
         yield "speed", Text(self._speed_text("   "), "bold")
-        losses = [
-            (label, _number(self._metrics[name])) for name, label in _LOSSES.items() if name in self._metrics
-        ]
+        losses = [(label, _number(self._metrics[name])) for name, label in _LOSSES.items() if name in self._metrics]
         if losses:
             yield "losses", _packed(map(_pair, losses), width)
         for name, text in self._counts():
@@ -624,11 +608,7 @@ def _sparkline(curve: Sequence[tuple[float, float]], width: int) -> str:
     steps = np.array([point[0] for point in curve], np.float64)
     values = np.array([point[1] for point in curve], np.float64)
     span = steps[-1] - steps[0]
-    bins = (
-        np.zeros(len(steps), np.int64)
-        if span <= 0
-        else ((steps - steps[0]) / span * (width - 1)).astype(np.int64)
-    )
+    bins = np.zeros(len(steps), np.int64) if span <= 0 else ((steps - steps[0]) / span * (width - 1)).astype(np.int64)
     low, high = float(values.min()), float(values.max())
     line, level = "", 0.0
     for index in range(int(bins[-1]) + 1):
