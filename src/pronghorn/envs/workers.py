@@ -1,0 +1,830 @@
+"""Environments in worker processes, behind `recv` and `send`: starts, feeds, watches and replaces the workers.
+
+It runs no environment itself and knows no policy. The protocol is that of envworker/main.py: arrays in one
+shared map, wake-ups over one socket per worker. A *unit* is one group of one worker: the rows that step
+together. Rows are numbered group by group, so that one whole group of all workers is one slice of the map.
+
+Life of a unit:    busy ──READY──▶ ready ──recv──▶ taken ──send──▶ busy
+                   any ──its worker died──▶ lost ──recv (LOST)──▶ busy, with a new worker ──▶ ready (FIRST)
+A unit that is taken when its worker dies becomes lost only once it has been answered, so that a row is never
+in two unanswered recvs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import mmap
+import os
+import select
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronghorn.envworker import keeper as keeper_module
+from pronghorn.envworker import main as protocol
+from pronghorn.errors import (
+    ConfigError,
+    EnvError,
+    MissingExtraError,
+    PronghornError,
+    SpaceError,
+    UnknownEnvError,
+    UsageError,
+    WorkerDied,
+)
+from pronghorn.types import EnvSpec, Event, Ready
+
+log = logging.getLogger(__name__)
+
+_NEVER = float("inf")
+_CHECK_EVERY_S = 0.25  # how often deadlines are looked at while nothing arrives
+_MAX_LOG_BYTES = 1 << 24  # a worker's log is emptied beyond that: environments that print must not fill the disk
+_CLOSE_WAIT_S = 1.0
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+               "VECLIB_MAXIMUM_THREADS", "BLIS_NUM_THREADS")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ResolvedEnv:
+    """What a back end needs to build one environment; `registry.resolve` makes it from a name.
+
+    backend: 'worker' (a process of ours) or 'atari' (ale-py's vector environment).
+    kind, target, kwargs, options: the arguments of `envworker.adapters.make`.
+    """
+
+    name: str
+    backend: str
+    kind: str
+    target: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "kind": self.kind, "target": self.target,
+                "kwargs": dict(self.kwargs), "options": dict(self.options)}  # fmt: skip
+
+
+def derive_seed(seed: int, row: int, generation: int) -> int:
+    """Seed in [0, 2^31) of a row's first reset; generation counts the restarts of its worker."""
+    return int(np.random.SeedSequence([seed, row, generation]).generate_state(1)[0] & 0x7FFFFFFF)
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """The rows [start, stop) that one worker steps together. The flags are those of the module's docstring."""
+
+    worker: int
+    group: int
+    start: int
+    stop: int
+    rows: NDArray[np.int64]
+    slot: int = 0  # where the observations of the last READY lie
+    ready: bool = False
+    taken: bool = False
+    lost: bool = False
+    void: bool = False  # taken from a worker that has died since: the answer goes nowhere
+    excused: bool = False  # delivered as LOST: an answer is allowed and ignored
+    deadline: float = _NEVER  # when a busy unit counts as hung
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def deliverable(self) -> bool:
+        return (self.ready or self.lost) and not self.taken
+
+
+class _Process:
+    """One worker process: its handle, socket, log and working directory. It restarts nothing."""
+
+    def __init__(self, index: int, command: str, memory_fd: int, directory: Path) -> None:
+        self.index, self.directory = index, directory
+        directory.mkdir()
+        self.log_path = directory / "log.txt"
+        self.sock, child_sock = socket.socketpair()
+        self.buffer = b""
+        self.report: dict[str, Any] | None = None  # the ERROR message, when it has sent one
+        self.spec: dict[str, Any] | None = None
+        self.attached = False
+        self.deadline = _NEVER
+        with child_sock, open(self.log_path, "ab") as log_file:
+            fds = (child_sock.fileno(), memory_fd)
+            self.popen = subprocess.Popen(
+                [command, protocol.__file__, *map(str, fds)],
+                stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, cwd=directory,
+                env=_child_environment(), pass_fds=fds, start_new_session=True,
+            )  # fmt: skip
+        self.exit_fd = os.pidfd_open(self.popen.pid) if hasattr(os, "pidfd_open") else -1
+
+    def send(self, kind: int, group: int = 0, slot: int = 0, payload: bytes = b"") -> None:
+        # A worker that has just died is noticed by its socket's end in the next poll, not here.
+        with contextlib.suppress(OSError):
+            self.sock.sendall(protocol.HEADER.pack(kind, group, slot, len(payload)) + payload)
+
+    def send_json(self, kind: int, value: Any) -> None:
+        self.send(kind, payload=json.dumps(value).encode())
+
+    def stack_of_hang(self) -> str:
+        """Ask for the Python stack (faulthandler writes it into the log) and wait for it a moment."""
+        before = self.log_path.stat().st_size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.popen.pid, signal.SIGUSR1)
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until and self.log_path.stat().st_size == before:
+            time.sleep(0.02)
+        time.sleep(0.02)  # the writer is inside write(2) now
+        return self.log_tail(before) or "(no answer: the process is stopped, or stuck outside Python)"
+
+    def log_tail(self, offset: int = 0, max_chars: int = 3000) -> str:
+        with contextlib.suppress(OSError), open(self.log_path, errors="replace") as file:
+            file.seek(offset)
+            return file.read()[-max_chars:].strip()
+        return ""
+
+    def messages(self) -> Iterator[protocol.Message]:
+        """Every whole message that has been received."""
+        size = protocol.HEADER.size
+        while len(self.buffer) >= size:
+            kind, group, slot, length = protocol.HEADER.unpack_from(self.buffer)
+            if len(self.buffer) < size + length:
+                return
+            payload, self.buffer = self.buffer[size : size + length], self.buffer[size + length :]
+            yield kind, group, slot, payload
+
+    def wait_end(self, until: float) -> None:
+        """Wait until the worker closes its socket, which it does last."""
+        with contextlib.suppress(OSError):  # TimeoutError is one
+            while (remaining := until - time.monotonic()) > 0:
+                self.sock.settimeout(remaining)
+                if not self.sock.recv(1 << 16):
+                    return
+
+    def wait_exit(self, timeout_s: float) -> None:
+        """Wait for the exit without reaping, so that the process number stays ours until `kill`."""
+        if self.exit_fd >= 0:
+            poller = select.poll()
+            poller.register(self.exit_fd, select.POLLIN)
+            poller.poll(timeout_s * 1000)
+
+    def kill(self) -> int:
+        """Kill the process and all that it started, remove what they left, reap it; returns its exit status."""
+        keeper_module.kill_group(self.popen.pid)
+        status = self.popen.wait()
+        self.sock.close()
+        if self.exit_fd >= 0:
+            os.close(self.exit_fd)
+        return status
+
+    def discard(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def limit_log(self) -> None:
+        with contextlib.suppress(OSError):
+            if self.log_path.stat().st_size > _MAX_LOG_BYTES:
+                os.truncate(self.log_path, 0)  # the worker appends, so it goes on at the start
+
+    def epitaph(self, status: int) -> str:
+        """How it ended, in words."""
+        if self.report is not None:
+            return f"raised {self.report['type']}: {self.report['message']}\n{self.report['traceback'].strip()}"
+        tail = self.log_tail()
+        said = f". The last that it wrote:\n{tail}" if tail else "."
+        if status >= 0:
+            return f"ended with exit code {status}{said}"
+        name = signal.Signals(-status).name
+        hint = " (by hand, or by the kernel for want of memory)" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}{said}"
+
+    @property
+    def broke_contract_at_once(self) -> bool:
+        """Its environment failed by a rule, not by chance, before its first step was done."""
+        return self.report is not None and self.report["code"] != "crash" and self.report["steps"] == 0
+
+
+def _child_environment() -> dict[str, str]:
+    """The trainer's environment, without its GPUs and with one thread for each mathematics library."""
+    env = dict(os.environ)
+    for name in ("PYTHONHOME", "__PYVENV_LAUNCHER__"):
+        env.pop(name, None)  # would tie another interpreter to ours
+    env.update(dict.fromkeys(_ONE_THREAD, "1"), CUDA_VISIBLE_DEVICES="", PYTHONUNBUFFERED="1")
+    return env
+
+
+class _Keeper:
+    """The keeper process (envworker/keeper.py) and the pipe to it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._groups = directory, set[int]()
+        self._popen = self._launch()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper_module.__file__],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd="/", start_new_session=True, bufsize=0,
+        )  # fmt: skip
+        self._popen = popen
+        self._say(f"dir {self._directory}", *(f"add {pgid}" for pgid in self._groups))
+        return popen
+
+    def add(self, pgid: int) -> None:
+        self._groups.add(pgid)
+        self._tell(f"add {pgid}")
+
+    def remove(self, pgid: int) -> None:
+        self._groups.discard(pgid)
+        self._tell(f"remove {pgid}")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._say("bye")
+        self._end()
+
+    def _tell(self, line: str) -> None:
+        try:
+            self._say(line)
+        except OSError:
+            log.warning("the keeper process ended (status %s); starting another", self._popen.poll())
+            self._end()
+            self._launch()
+
+    def _say(self, *lines: str) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.write("".join(line + "\n" for line in lines).encode())
+
+    def _end(self) -> None:
+        assert self._popen.stdin is not None
+        with contextlib.suppress(OSError):
+            self._popen.stdin.close()
+        self._popen.wait()
+
+
+class WorkerPool:
+    """A `Pool` (types.py) over worker processes.
+
+    envs: the tasks; rows are dealt over them in turn, and all must have equal observations and actions.
+    num_groups: units per worker, of which one steps while another waits for actions (at most envs_per_worker).
+    ordered: recv gives whole groups (of all workers) in fixed cyclic order, for the deterministic modes;
+        otherwise whatever is ready.
+    pin: 'auto' gives each worker one core of this process's affinity mask when there are enough, 'off' never.
+    python: interpreter of the workers (it needs NumPy and the environment); None: this one.
+    sys_path: directories that the workers add to their import path; None: this process's own.
+    step_timeout_s: a unit that has not answered for so long is hung: killed and restarted.
+    start_timeout_s: limit for building the environments and their first reset.
+    restart_budget: restarts allowed within restart_window_s; the next death raises WorkerDied.
+
+    Rows with event LOST are not answered: `send` ignores them, whether they are left out or not. A failure
+    before every row has been reset once is raised at once, by its kind: UnknownEnvError, MissingExtraError,
+    SpaceError, or EnvError with the worker's traceback.
+
+    Each record of an ended episode has row, task, return (raw sum of rewards), length (steps), and the
+    environment's own numbers.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[ResolvedEnv],
+        *,
+        num_workers: int,
+        envs_per_worker: int,
+        num_groups: int = 2,
+        seed: int,
+        ordered: bool = False,
+        pin: str = "auto",
+        python: str | None = None,
+        step_timeout_s: float = 60.0,
+        start_timeout_s: float = 120.0,
+        restart_budget: int = 10,
+        restart_window_s: float = 600.0,
+        sys_path: Sequence[str] | None = None,
+        nice: int = 0,
+    ) -> None:
+        _require_sizes(envs, num_workers, envs_per_worker, num_groups)
+        self.restarts = 0
+        self._envs, self._seed, self._ordered, self._nice = list(envs), seed, ordered, nice
+        self._python = _interpreter(python)
+        self._sys_path = _import_path(sys_path, python)
+        self._step_timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
+        self._budget, self._window_s, self._deaths = restart_budget, restart_window_s, deque[float]()
+        self._num_workers, self._envs_per_worker = num_workers, envs_per_worker
+        self._cores = _cores(pin, num_workers)
+        self._pin_asked = pin
+        self._units = _divide(num_workers, envs_per_worker, min(num_groups, envs_per_worker))
+        self._num_groups = min(num_groups, envs_per_worker)
+        self._next_group = 0  # ordered mode
+        self.num_rows = num_workers * envs_per_worker
+        self._unit_of_row = [unit for unit in self._units for _ in unit.rows]
+        self.tasks = tuple(env.name for env in self._envs)
+        self.task_ids = np.arange(self.num_rows, dtype=np.int64) % len(self._envs)
+        self._generation = [0] * num_workers
+        self._set_options: dict[str, Any] = {}
+        self._frame: NDArray[np.uint8] | None = None
+        self._next_check = 0.0
+        self._starting, self._closed = True, False
+        self._failure: PronghornError | None = None
+        self._processes: list[_Process | None] = [None] * num_workers
+        self._selector = selectors.DefaultSelector()
+        self._memory_fd = _anonymous_file()
+        self._directory = Path(tempfile.mkdtemp(prefix="pronghorn-"))
+        self._keeper = _Keeper(self._directory)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---------------------------------------------------------------------------------------- the two calls
+
+    def recv(self, timeout_s: float) -> Ready | None:
+        """See `Pool`. Arrays are valid until the next recv; those of a single slice of rows are not copied."""
+        if self._failure is not None:
+            raise self._failure
+        until = time.monotonic() + timeout_s
+        self._poll(0.0)
+        while not (units := self._deliverable()):
+            remaining = until - time.monotonic()
+            if remaining <= 0:
+                return None
+            self._poll(remaining)
+        return self._assemble(units)
+
+    def send(self, rows: NDArray[np.int64], discrete: NDArray[np.int64], continuous: NDArray[np.float32]) -> None:
+        """See `Pool`. rows: of one recv, with or without those that were LOST."""
+        deadline = time.monotonic() + self._step_timeout_s
+        position = 0
+        while position < len(rows):
+            unit = self._unit_of_row[rows[position]]
+            end = position + unit.stop - unit.start
+            if not np.array_equal(rows[position:end], unit.rows) or not (unit.taken or unit.excused):
+                raise UsageError(
+                    f"send: row {rows[position]} is not waiting for an action; answer the rows of one recv"
+                )
+            if unit.taken:
+                self._discrete[unit.start : unit.stop] = discrete[position:end]
+                self._continuous[unit.start : unit.stop] = continuous[position:end]
+                self._answer(unit, deadline)
+            position = end
+
+    def _answer(self, unit: _Unit, deadline: float) -> None:
+        unit.taken = False
+        if unit.void:
+            unit.void = False
+            return
+        process = self._processes[unit.worker]
+        assert process is not None
+        unit.deadline = deadline
+        process.send(protocol.STEP, unit.group, 1 - unit.slot)
+
+    def _deliverable(self) -> list[_Unit]:
+        if not self._ordered:
+            return [unit for unit in self._units if unit.deliverable]
+        group = self._units[self._next_group * self._num_workers : (self._next_group + 1) * self._num_workers]
+        if not all(unit.deliverable for unit in group):
+            return []
+        self._next_group = (self._next_group + 1) % self._num_groups
+        return group
+
+    def _assemble(self, units: list[_Unit]) -> Ready:
+        """One Ready of all rows of `units`; marks them delivered."""
+        one_slice = all(a.stop == b.start and a.slot == b.slot for a, b in pairwise(units))
+        if one_slice:
+            start, stop, slot = units[0].start, units[-1].stop, units[0].slot
+            rows = self._all_rows[start:stop]
+            obs = {name: array[slot, start:stop] for name, array in self._obs.items()}
+        else:
+            rows = np.concatenate([unit.rows for unit in units])
+            obs = self._gather(units)
+        ready = Ready(
+            rows, self._event[rows], obs, self._reward[rows], self._terminated[rows], self._truncated[rows],
+            self._episode_over[rows], self._no_rows, self._no_final,
+            self._info[rows] if self.spec.info else None,
+        )  # fmt: skip
+        self._hand_over(units, ready)
+        if ready.truncated.any():
+            ready.final_index = np.flatnonzero(ready.truncated)
+            final_rows = rows[ready.final_index]
+            ready.final_obs = {name: array[final_rows] for name, array in self._final.items()}
+        return ready
+
+    def _gather(self, units: list[_Unit]) -> dict[str, NDArray[Any]]:
+        position = 0
+        for unit in units:
+            end = position + unit.stop - unit.start
+            for name, array in self._obs.items():
+                self._gathered[name][position:end] = array[unit.slot, unit.start : unit.stop]
+            position = end
+        return {name: array[:position] for name, array in self._gathered.items()}
+
+    def _hand_over(self, units: list[_Unit], ready: Ready) -> None:
+        position = 0
+        for unit in units:
+            end = position + unit.stop - unit.start
+            if unit.lost:
+                unit.lost, unit.excused = False, True
+                ready.event[position:end] = Event.LOST
+                ready.reward[position:end] = 0.0
+                for flags in (ready.terminated, ready.truncated, ready.episode_over):
+                    flags[position:end] = False
+            else:
+                unit.ready, unit.excused, unit.taken = False, False, True
+                ready.records += unit.records
+                unit.records = []
+            position = end
+
+    # ------------------------------------------------------------------------------------- the rarer calls
+
+    def reseed(self, seed: int) -> None:
+        """See `Pool`. Waits for the steps under way: an environment cannot be interrupted inside one."""
+        while any(unit.deadline < _NEVER for unit in self._units):
+            self._poll(_CHECK_EVERY_S)
+        self._seed, self._next_group = seed, 0
+        self._generation = [0] * self._num_workers
+        for unit in self._units:
+            unit.ready = unit.taken = unit.lost = unit.void = unit.excused = False
+            unit.records = []
+        for process in self._processes:
+            # A worker that is still starting takes its seeds when it is attached.
+            if process is not None and process.attached:
+                process.send_json(protocol.RESEED, {"seeds": self._seeds(process.index)})
+                self._expect_ready(process.index, self._step_timeout_s)
+
+    def set_option(self, name: str, value: Any) -> None:
+        """Call `set_option(name, value)` of every environment, restarted ones included, before its next step."""
+        self._set_options[name] = value
+        for process in self._processes:
+            if process is not None and process.attached:
+                process.send_json(protocol.OPTION, {"name": name, "value": value})
+
+    def render(self, row: int) -> NDArray[np.uint8] | None:
+        """The picture [H, W, 3] of the row's environment between its steps, or None if it has none."""
+        unit = self._unit_of_row[row]
+        process = self._processes[unit.worker]
+        if process is None or not process.attached:
+            return None
+        self._frame = None
+        process.send_json(protocol.RENDER, {"env": self._rows_of(unit.worker).index(row)})
+        while self._frame is None and self._processes[unit.worker] is process:
+            self._poll(_CHECK_EVERY_S)
+        return self._picture()
+
+    def _picture(self) -> NDArray[np.uint8] | None:
+        return self._frame if self._frame is not None and self._frame.size else None
+
+    def describe(self) -> str:
+        """One line for the run's header."""
+        if self._cores:
+            pinned = "pinned to cores " + ",".join(map(str, self._cores))
+        elif self._pin_asked == "off":
+            pinned = "not pinned (off)"
+        else:
+            pinned = "not pinned (more workers than cores, or not supported here)"
+        return (
+            f"{self._num_workers} workers x {self._envs_per_worker} environments in {self._num_groups} groups, {pinned}"
+        )
+
+    def close(self) -> None:
+        """See `Pool`."""
+        if self._closed:
+            return
+        self._closed = True
+        alive = [process for process in self._processes if process is not None]
+        for process in alive:
+            process.send(protocol.CLOSE)
+        until = time.monotonic() + _CLOSE_WAIT_S
+        for process in alive:
+            process.wait_end(until)
+            self._end(process)
+        self._selector.close()
+        os.close(self._memory_fd)
+        self._keeper.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------- starting workers
+
+    def _start(self) -> None:
+        if any(env.kind == "doom" for env in self._envs):
+            keeper_module.remove_stale_engine_files()
+        for index in range(self._num_workers):
+            self._spawn(index)
+        while any(process is None or process.spec is None for process in self._processes):
+            self._poll(_CHECK_EVERY_S)
+        processes = [process for process in self._processes if process is not None]
+        self.spec = _merged([spec for process in processes for spec in (process.spec or {})["specs"]])
+        self._map()
+        for process in processes:
+            self._attach(process)
+        while not all(unit.ready for unit in self._units):
+            self._poll(_CHECK_EVERY_S)
+        self._starting = False
+
+    def _spawn(self, index: int) -> None:
+        directory = self._directory / f"worker{index}-{self.restarts}"
+        process = _Process(index, self._python, self._memory_fd, directory)
+        self._processes[index] = process
+        self._keeper.add(process.popen.pid)
+        self._selector.register(process.sock, selectors.EVENT_READ, (process, False))
+        if process.exit_fd >= 0:
+            self._selector.register(process.exit_fd, selectors.EVENT_READ, (process, True))
+        process.deadline = time.monotonic() + self._start_timeout_s
+        envs = [self._envs[self.task_ids[row]].to_json() for row in self._rows_of(index)]
+        cpus = [self._cores[index]] if self._cores else []
+        process.send_json(protocol.START, {"envs": envs, "sys_path": self._sys_path, "cpus": cpus, "nice": self._nice})
+
+    def _attach(self, process: _Process) -> None:
+        rows = self._rows_of(process.index)
+        units = self._units_of(process.index)
+        process.attached = True
+        process.send_json(
+            protocol.ATTACH,
+            {
+                "size": self._size, "arrays": self._layout, "worker": process.index, "rows": rows,
+                "groups": [[rows.index(row) for row in range(unit.start, unit.stop)] for unit in units],
+                "seeds": self._seeds(process.index), "info": self.spec.info,
+            },
+        )  # fmt: skip
+        for name, value in self._set_options.items():
+            process.send_json(protocol.OPTION, {"name": name, "value": value})
+        self._expect_ready(process.index, self._start_timeout_s)
+
+    def _map(self) -> None:
+        """Size the shared map for the environments' spec and make this side's views of it."""
+        self._size, self._layout = _layout(self.spec, self.num_rows, self._num_workers)
+        os.ftruncate(self._memory_fd, self._size)
+        arrays = protocol.Arrays(mmap.mmap(self._memory_fd, self._size), self._layout)
+        self._obs, self._final = arrays.obs, arrays.final_obs
+        self._event, self._reward, self._info = arrays.event, arrays.reward, arrays.info
+        self._terminated, self._truncated = arrays.terminated, arrays.truncated
+        self._episode_over, self._at_work = arrays.episode_over, arrays.at_work
+        self._discrete, self._continuous = arrays.discrete, arrays.continuous
+        self._all_rows = np.arange(self.num_rows, dtype=np.int64)
+        self._gathered = {name: np.empty_like(array[0]) for name, array in self._obs.items()}
+        self._no_rows = np.empty(0, np.int64)
+        self._no_final = {name: array[:0] for name, array in self._gathered.items()}
+
+    def _units_of(self, worker: int) -> list[_Unit]:
+        return self._units[worker :: self._num_workers]
+
+    def _rows_of(self, worker: int) -> list[int]:
+        """The worker's rows, in the order of its environments."""
+        return [row for unit in self._units_of(worker) for row in range(unit.start, unit.stop)]
+
+    def _seeds(self, worker: int) -> list[int]:
+        return [derive_seed(self._seed, row, self._generation[worker]) for row in self._rows_of(worker)]
+
+    def _expect_ready(self, worker: int, timeout_s: float) -> None:
+        for unit in self._units_of(worker):
+            unit.deadline = time.monotonic() + timeout_s
+
+    # ------------------------------------------------------------------------------------- watching workers
+
+    def _poll(self, timeout_s: float) -> None:
+        """Take what workers sent, waiting at most timeout_s for the first; replace those that died or hang."""
+        now = time.monotonic()
+        if now >= self._next_check:
+            self._next_check = now + _CHECK_EVERY_S
+            self._check(now)
+        for key, _ in self._selector.select(min(timeout_s, _CHECK_EVERY_S)):
+            process, exited = key.data
+            if self._processes[process.index] is process:  # not replaced by an earlier event of this round
+                self._read(process, exited)
+
+    def _check(self, now: float) -> None:
+        for process in [process for process in self._processes if process is not None]:
+            late = [unit for unit in self._units_of(process.index) if unit.deadline < now]
+            if late or process.deadline < now:
+                limit_s = self._step_timeout_s if process.attached else self._start_timeout_s
+                self._bury(process, f"did not answer within {limit_s:g} s. Its stack:\n{process.stack_of_hang()}")
+            else:
+                process.limit_log()
+
+    def _read(self, process: _Process, exited: bool) -> None:
+        try:
+            data = process.sock.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            if exited:  # a child of the worker still holds the socket open
+                self._bury(process)
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._bury(process)
+            return
+        process.buffer += data
+        for kind, group, slot, payload in process.messages():
+            self._take(process, kind, group, slot, payload)
+
+    def _take(self, process: _Process, kind: int, group: int, slot: int, payload: bytes) -> None:
+        if kind == protocol.READY:
+            unit = self._units[group * self._num_workers + process.index]
+            unit.ready, unit.slot, unit.deadline = True, slot, _NEVER
+            if payload:
+                unit.records = json.loads(payload)
+                for record in unit.records:
+                    record["task"] = self.tasks[self.task_ids[record["row"]]]
+        elif kind == protocol.SPEC:
+            process.spec, process.deadline = json.loads(payload), _NEVER
+            if not self._starting:
+                self._attach(process)
+        elif kind == protocol.FRAME:
+            shape = protocol.FRAME_SHAPE.unpack_from(payload)
+            self._frame = np.frombuffer(payload, np.uint8, offset=protocol.FRAME_SHAPE.size).reshape(shape)
+        else:
+            process.report = json.loads(payload)
+            self._bury(process)
+
+    def _bury(self, process: _Process, hang: str = "") -> None:
+        """End a dead or hung worker and all that it started; start its successor, or raise."""
+        if not hang:
+            process.wait_exit(0.5)  # so that its own status is seen, not our signal
+        status = self._end(process)
+        cause = f"worker {process.index} ({self._site(process)}) {hang or process.epitaph(status)}"
+        process.discard()
+        first_life = self._generation[process.index] == 0
+        if self._starting or (first_life and process.broke_contract_at_once):
+            self._fail(_typed_error(process.report, cause))
+        self._count_death(cause)
+        for unit in self._units_of(process.index):
+            unit.ready, unit.lost, unit.void, unit.deadline, unit.records = False, True, unit.taken, _NEVER, []
+        self._generation[process.index] += 1
+        self._spawn(process.index)
+
+    def _end(self, process: _Process) -> int:
+        """Kill what there is of a worker and forget it; returns its exit status."""
+        self._processes[process.index] = None
+        self._selector.unregister(process.sock)
+        if process.exit_fd >= 0:
+            self._selector.unregister(process.exit_fd)
+        status = process.kill()
+        self._keeper.remove(process.popen.pid)
+        return status
+
+    def _site(self, process: _Process) -> str:
+        """Which environment was at work, as far as is known."""
+        rows = self._rows_of(process.index)
+        if process.report is not None:
+            row = rows[process.report["env"]]
+        elif process.attached:
+            row = rows[int(self._at_work[process.index])]
+        else:
+            return "starting " + ", ".join(sorted({self.tasks[self.task_ids[row]] for row in rows}))
+        return f"{self.tasks[self.task_ids[row]]}, row {row}"
+
+    def _count_death(self, cause: str) -> None:
+        now = time.monotonic()
+        while self._deaths and self._deaths[0] < now - self._window_s:
+            self._deaths.popleft()
+        if len(self._deaths) >= self._budget:
+            self._fail(
+                WorkerDied(
+                    f"{cause}\nThe budget of {self._budget} restarts within {self._window_s:g} s is used up "
+                    "(restart_budget, restart_window_s)."
+                )
+            )
+        self._deaths.append(now)
+        self.restarts += 1
+        log.warning("%s\nrestarting it: %d of %d restarts used", cause, len(self._deaths), self._budget)
+
+    def _fail(self, error: PronghornError) -> NoReturn:
+        self._failure = error  # every later recv says the same
+        raise error
+
+
+def _typed_error(report: dict[str, Any] | None, cause: str) -> PronghornError:
+    """The error class that a worker's report stands for; user errors without the worker's traceback."""
+    if report is None or report["code"] == "crash":
+        return EnvError(cause)
+    if report["code"] == "missing":
+        return MissingExtraError(report["package"], report["extra"], report["purpose"])
+    kinds: dict[str, type[PronghornError]] = {"space": SpaceError, "unknown": UnknownEnvError}
+    return kinds.get(report["code"], EnvError)(report["message"])
+
+
+def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worker: int, num_groups: int) -> None:
+    # A worker builds its environments in the interpreter that runs the user's file; were that file to start
+    # workers itself when it is imported, every one of them would start the whole run again.
+    if protocol.PRIVATE_PACKAGE in sys.modules:
+        raise UsageError(
+            "this file starts a run when it is imported, and a worker imported it to build its environment. "
+            "Put the start of the run under: if __name__ == '__main__':"
+        )
+    for name, value in (("num_workers", num_workers), ("envs_per_worker", envs_per_worker), ("num_groups", num_groups)):
+        if value < 1:
+            raise ConfigError(f"env.{name}", value, "it is a count of at least 1", "Give a positive number.")
+    if not 1 <= len(envs) <= num_workers * envs_per_worker:
+        raise ConfigError(
+            "env.id", [env.name for env in envs],
+            f"{len(envs)} tasks cannot be dealt to {num_workers * envs_per_worker} environments",
+            "Give every task at least one: raise env.num_workers or env.envs_per_worker.",
+        )  # fmt: skip
+
+
+def _interpreter(python: str | None) -> str:
+    found = sys.executable if python is None else shutil.which(python)
+    if not found:
+        raise ConfigError("env.python", python, "there is no such program", "Give the path of a Python interpreter.")
+    return os.path.abspath(found)
+
+
+def _import_path(sys_path: Sequence[str] | None, python: str | None) -> list[str]:
+    """What workers add to their path. Another interpreter must not see this one's packages: it gets only the
+    directory of the script and the current one."""
+    if sys_path is None:
+        sys_path = sys.path if python is None else [sys.path[0], ""]
+    return [os.path.abspath(entry) for entry in sys_path]
+
+
+def _cores(pin: str, num_workers: int) -> list[int]:
+    """Cores to pin to, round-robin; empty: no pinning."""
+    if pin not in ("auto", "off"):
+        raise ConfigError("env.pin", pin, "it is 'auto' or 'off'", "Leave it at auto.")
+    if pin == "off" or not hasattr(os, "sched_getaffinity"):
+        return []
+    allowed = sorted(os.sched_getaffinity(0))
+    return allowed[:num_workers] if num_workers <= len(allowed) else []
+
+
+def _divide(num_workers: int, envs_per_worker: int, num_groups: int) -> list[_Unit]:
+    """Units in the order of their rows: all workers' group 0, then all workers' group 1, ..."""
+    units: list[_Unit] = []
+    start = 0
+    for group in range(num_groups):
+        size = envs_per_worker // num_groups + (group < envs_per_worker % num_groups)
+        for worker in range(num_workers):
+            units.append(_Unit(worker, group, start, start + size, np.arange(start, start + size)))
+            start += size
+    return units
+
+
+def _anonymous_file() -> int:
+    """Descriptor of shared memory without a name: nothing is left behind, however the processes end."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("pronghorn")
+    with tempfile.TemporaryFile(prefix="pronghorn-") as file:
+        return os.dup(file.fileno())
+
+
+def _layout(spec: EnvSpec, num_rows: int, num_workers: int) -> tuple[int, dict[str, Any]]:
+    """(bytes, {name: [offset, dtype, shape]}) of the shared map; every array starts at a cache line."""
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "event": ("uint8", (num_rows,)),
+        "reward": ("float32", (num_rows,)),
+        "terminated": ("bool", (num_rows,)),
+        "truncated": ("bool", (num_rows,)),
+        "episode_over": ("bool", (num_rows,)),
+        "info": ("float32", (num_rows, len(spec.info))),
+        "discrete": ("int64", (num_rows, spec.action.num_discrete)),
+        "continuous": ("float32", (num_rows, spec.action.num_continuous)),
+        "at_work": ("int32", (num_workers,)),
+    }
+    for name, leaf in spec.observation.items():
+        shapes["obs/" + name] = (leaf.dtype, (protocol.NUM_SLOTS, num_rows, *leaf.shape))
+        shapes["final/" + name] = (leaf.dtype, (num_rows, *leaf.shape))
+    offset, layout = 0, {}
+    for name, (dtype, shape) in shapes.items():
+        layout[name] = [offset, dtype, shape]
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        offset += -(-size // 64) * 64
+    return offset, layout
+
+
+def _merged(raw: Sequence[Mapping[str, Any]]) -> EnvSpec:
+    """The one spec of all tasks. Raises EnvError that names the first difference and both tasks."""
+    specs = [EnvSpec.from_json(one) for one in raw]
+    first = specs[0]
+    for other in specs[1:]:
+        _require_equal(first, other)
+    info = tuple(dict.fromkeys(name for spec in specs for name in spec.info))
+    return replace(first, info=info, name=",".join(dict.fromkeys(spec.name for spec in specs)))
+
+
+def _require_equal(a: EnvSpec, b: EnvSpec) -> None:
+    parts: list[tuple[str, object, object]] = [
+        (f"observation leaf '{name}'", a.observation.get(name), b.observation.get(name))
+        for name in sorted({*a.observation, *b.observation})
+    ]
+    parts += [
+        ("action (discrete factors)", a.action.discrete, b.action.discrete),
+        ("action (lower bounds)", a.action.low, b.action.low),
+        ("action (upper bounds)", a.action.high, b.action.high),
+        ("number of frames per step", a.frame_skip, b.frame_skip),
+    ]
+    for what, one, other in parts:
+        if one != other:
+            raise EnvError(
+                f"the tasks differ in the {what}: {a.name} has {one or 'none'}, {b.name} has {other or 'none'}. "
+                "One policy plays all tasks of a run, so their observations and actions must be equal."
+            )

@@ -1,0 +1,343 @@
+"""Builds environments and gives each the flat form that a worker runs; knows no processes and no shared memory.
+
+A flat environment (`FlatEnv`, by duck typing) is any object with
+
+    spec          dict: {"observation": {leaf: {"shape", "dtype", "kind", "layout", "low", "high", "n"}},
+                         "action": {"discrete": [n, ...], "low": [...], "high": [...]}, "rows_per_env": 1,
+                         "frame_skip": k, "info": [names], "render_fps": f, "name": s}
+    reset(seed)   seed: int or None -> {leaf: array}
+    step(discrete, continuous)      discrete: int64 [D], 0-based; continuous: float32 [C] ->
+                  (obs, reward, terminated, truncated, episode_over, info)
+                  episode_over is normally `terminated or truncated`; a life loss is terminated with
+                  episode_over False, and no reset follows it
+    render()      uint8 [H, W, 3], or None;      close()
+    stats()       optional: numbers for the record of the episode that just ended
+    set_option(name, value)         optional: changes a named setting of the running environment
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import math
+import os
+import sys
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+
+import numpy as np
+
+from .spaces import Actions, ContractBroken, Observations
+
+PLUGINS = (  # id prefix, module that registers it, our extra, distribution
+    ("ALE/", "ale_py", "atari", "ale-py"),
+    ("MiniGrid-", "minigrid", "minigrid", "minigrid"),
+    ("BabyAI-", "minigrid", "minigrid", "minigrid"),
+)
+_EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "minigrid": "minigrid", "vizdoom": "doom",
+           "cv2": "doom", "pettingzoo": "pettingzoo"}  # fmt: skip
+_SKIP_NAMES = ("frameskip", "_frameskip", "frame_skip", "_frame_skip", "_skip")
+GYM_OPTIONS = ("obs_keys", "image_layout", "frame_skip", "info", "reset_options", "render", "register")
+
+
+class NotFound(Exception):
+    """No environment, module or function of that name."""
+
+    code = "unknown"
+
+
+class PackageMissing(Exception):
+    """A package that the environment needs is absent from the worker's interpreter."""
+
+    code = "missing"
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__("%s needs the package '%s'" % (purpose, package))
+        self.package, self.extra, self.purpose = package, extra, purpose
+
+
+class GymnasiumEnv:
+    """Any Gymnasium 1.x environment in flat form.
+
+    obs_keys: keys of a Dict observation to use; image_layout: 'hwc' or 'chw' where the sizes leave it open;
+    frame_skip: repeats every action so often (rewards are summed); info: names of numeric info entries to
+    report at every step; reset_options: given to every reset.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        obs_keys: Sequence[str] = (),
+        image_layout: str = "",
+        frame_skip: int = 1,
+        info: Sequence[str] = (),
+        reset_options: Optional[Mapping[str, Any]] = None,
+        name: str = "",
+    ) -> None:
+        self.env = env
+        self.class_name = type(getattr(env, "unwrapped", env)).__name__
+        self._actions = Actions(env.action_space)
+        self._observations = Observations(env.observation_space, self._actions.num_choices, obs_keys, image_layout)
+        self._repeat, self._info_names = int(frame_skip), tuple(info)
+        self._options = {} if reset_options is None else {"options": dict(reset_options)}
+        self._last_info: Dict[str, Any] = {}
+        metadata = getattr(env, "metadata", None) or {}
+        self.spec = {
+            "observation": self._observations.to_json(),
+            "action": self._actions.to_json(),
+            "rows_per_env": 1,
+            "frame_skip": self._effective_skip(),
+            "info": list(self._info_names),
+            "render_fps": float(metadata.get("render_fps") or 30.0),
+            "name": name or self.class_name,
+        }
+
+    def reset(self, seed: Optional[int] = None) -> Dict[str, Any]:
+        try:
+            result = self.env.reset(seed=seed, **self._options)
+        except TypeError as error:
+            if "seed" not in str(error) and "options" not in str(error):
+                raise
+            need = "(obs, info), from reset(*, seed=None, options=None)"
+            raise self._wrong("reset", self.env.reset(), 2, need) from None
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+            raise self._wrong("reset", result, 2, "(obs, info)")
+        self._last_info = result[1]
+        return self._observations.flatten(result[0])
+
+    def step(self, discrete: Any, continuous: Any) -> Any:
+        action = self._actions.unflatten(discrete, continuous)
+        total = 0.0
+        for _ in range(self._repeat):
+            obs, reward, terminated, truncated, info = self._step_once(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        if not math.isfinite(total):
+            raise ContractBroken("%s.step() returned the reward %r; it must be finite" % (self.class_name, total))
+        self._last_info = info
+        terminated, truncated = bool(terminated), bool(truncated)
+        return self._observations.flatten(obs), total, terminated, truncated, terminated or truncated, info
+
+    def _step_once(self, action: Any) -> Any:
+        need = "(obs, reward, terminated, truncated, info)"
+        try:
+            result = self.env.step(action)
+        except ValueError as error:  # a wrapper of Gymnasium unpacks an old environment's four values
+            if "values to unpack (expected 5" not in str(error):
+                raise
+            raise ContractBroken(
+                "%s.step() is of the old Gym interface (%s); 5 values are needed: %s" % (self.class_name, error, need)
+            ) from None
+        if not (isinstance(result, tuple) and len(result) == 5):
+            raise self._wrong("step", result, 5, need)
+        return result
+
+    def _wrong(self, method: str, result: Any, needed: int, names: str) -> ContractBroken:
+        came = len(result) if isinstance(result, tuple) else 1
+        return ContractBroken(
+            "%s.%s() returned %d value%s; %d are needed: %s. Port it to the Gymnasium 1.x interface, or wrap it "
+            "with shimmy.GymV21CompatibilityV0."
+            % (self.class_name, method, came, "" if came == 1 else "s", needed, names)
+        )
+
+    def _effective_skip(self) -> int:
+        inner = inherent_frame_skip(self.env)
+        if inner > 1 and self._repeat > 1:
+            raise ContractBroken(
+                "frame_skip = %d: %s already repeats each action %d times, together that would be %d frames a step. "
+                "Leave frame_skip at 1, or build the environment with its own skip set to 1."
+                % (self._repeat, self.class_name, inner, inner * self._repeat)
+            )
+        return inner * self._repeat
+
+    def render(self) -> Any:
+        frame = self.env.render()
+        if isinstance(frame, list):
+            frame = frame[-1] if frame else None
+        return None if frame is None else np.asarray(frame, dtype=np.uint8)
+
+    def stats(self) -> Dict[str, float]:
+        """The plain numbers of the last step's info (for instance is_success)."""
+        return {str(key): float(x) for key, x in self._last_info.items() if _is_number(x)}
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, np.number, np.bool_)) and math.isfinite(float(value))
+
+
+def inherent_frame_skip(env: Any) -> int:
+    """Frames that one step of `env` covers: the product of the skips of its layers (1 when none says any)."""
+    skip, layer = 1, env
+    while layer is not None:
+        inner = getattr(layer, "env", None)
+        own = vars(layer) if hasattr(layer, "__dict__") else {}
+        for name in _SKIP_NAMES:
+            # Old wrappers forward attributes, so a wrapper is asked for its own only.
+            value = own.get(name, getattr(type(layer), name, None) if inner is None else None)
+            if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value > 1:
+                skip *= int(value)
+                break
+        layer = inner
+    return skip
+
+
+def make(
+    kind: str,
+    target: str,
+    kwargs: Optional[Mapping[str, Any]] = None,
+    options: Optional[Mapping[str, Any]] = None,
+) -> Any:
+    """Build a flat environment.
+
+    kind 'gym':  target is an id of Gymnasium's registry ('CartPole-v1', 'package:Id-v0')
+    kind 'call': target is 'module.path:function' or 'path/file.py:function'; it is called with kwargs and
+                 returns a Gymnasium environment or a flat one
+    kind 'doom': target is a scenario's name
+    """
+    kwargs, options = dict(kwargs or {}), dict(options or {})
+    if kind == "doom":
+        return _make_doom(target, kwargs, options)
+    unknown = sorted(set(options) - set(GYM_OPTIONS))
+    if unknown:
+        raise ContractBroken("unknown environment options %s; there are %s" % (unknown, ", ".join(GYM_OPTIONS)))
+    render, register = options.pop("render", False), options.pop("register", None)
+    if kind == "gym":
+        return GymnasiumEnv(_make_gym(target, kwargs, render, register), name=target, **options)
+    if kind != "call":
+        raise NotFound("no kind of environment is called %r; there are gym, call, doom" % (kind,))
+    return flat(_named_imports(load, target)(**kwargs), target, options)
+
+
+def flat(env: Any, name: str = "", options: Optional[Mapping[str, Any]] = None) -> Any:
+    """`env` itself if it is flat already, else its Gymnasium adapter."""
+    if isinstance(getattr(env, "spec", None), dict) and "observation" in env.spec:
+        if options:
+            raise ContractBroken("%s is a flat environment; the options %s do not apply" % (name, sorted(options)))
+        return env
+    missing = [n for n in ("observation_space", "action_space", "reset", "step") if not hasattr(env, n)]
+    if missing:
+        raise ContractBroken(
+            "%s returned a %s, which lacks %s; a Gymnasium environment is needed"
+            % (name, type(env).__name__, ", ".join(missing))
+        )
+    return GymnasiumEnv(env, name=name, **(options or {}))
+
+
+def _make_doom(target: str, kwargs: Dict[str, Any], options: Mapping[str, Any]) -> Any:
+    from . import doom
+
+    unknown = sorted(set(options) - {"render"})
+    if unknown:
+        raise ContractBroken("the options %s do not apply to doom:%s" % (unknown, target))
+    return _named_imports(doom.DoomEnv, target, **kwargs)
+
+
+def _make_gym(target: str, kwargs: Dict[str, Any], render: bool, register: Optional[Dict[str, Any]]) -> Any:
+    gymnasium = _named_imports(importlib.import_module, "gymnasium")
+    import_plugin(target)
+    if register is not None and target not in gymnasium.registry:
+        gymnasium.register(**dict(register, entry_point=load(register["entry_point"])))
+    if render:
+        kwargs.setdefault("render_mode", "rgb_array")
+    try:
+        return gymnasium.make(target, disable_env_checker=True, **kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise _missing(error, target) from error
+    except gymnasium.error.UnregisteredEnv as error:
+        raise NotFound(unknown_id(gymnasium, target, str(error))) from None
+    except ImportError as error:
+        raise _missing(error, target) from error
+
+
+def import_plugin(target: str) -> None:
+    """Import the package that registers ids like `target`, where we know it."""
+    for prefix, module, extra, distribution in PLUGINS:
+        if target.startswith(prefix):
+            if importlib.util.find_spec(module) is None:
+                raise PackageMissing(distribution, extra, "gym:" + target)
+            importlib.import_module(module)
+
+
+def unknown_id(gymnasium: Any, target: str, reason: str) -> str:
+    """Message for an id that no registry holds: the nearest ids, or how to import the plugin that has it."""
+    if (
+        ":" not in target
+        and "/" in target
+        and not any(k.startswith(target.split("/")[0] + "/") for k in gymnasium.registry)
+    ):
+        return "gym:%s: nothing has registered the namespace '%s'. Name the package that does: gym:PACKAGE:%s" % (
+            target,
+            target.split("/")[0],
+            target,
+        )
+    near = difflib.get_close_matches(target.split(":")[-1], list(gymnasium.registry), 3, 0.5)
+    return "gym:%s is not registered in Gymnasium%s" % (
+        target,
+        "; near: " + ", ".join(near) if near else " (%s)" % reason,
+    )
+
+
+def _missing(error: Exception, target: str) -> Exception:
+    text = "%s %s" % (error, error.__cause__ or "")
+    for module, extra in _EXTRAS.items():
+        if module.lower() in text.lower():
+            return PackageMissing(module, extra, target)
+    return error
+
+
+def _named_imports(function: Callable[..., Any], target: str, **kwargs: Any) -> Any:
+    """Call function(target, **kwargs); a missing package that we have an extra for becomes PackageMissing."""
+    try:
+        return function(target, **kwargs)
+    except ImportError as error:
+        raise _missing(error, target) from error
+
+
+def load(target: str) -> Any:
+    """The object that 'module.path:name' or 'path/file.py:name' names."""
+    where, _, name = target.rpartition(":")
+    if not where or not name:
+        raise NotFound("%r names no function; write module.path:function or path/file.py:function" % target)
+    module = _load_file(where) if where.endswith(".py") else _load_module(where)
+    value = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            near = difflib.get_close_matches(part, [n for n in dir(value) if not n.startswith("_")], 3, 0.5)
+            raise NotFound("%s has no '%s'%s" % (where, name, "; near: " + ", ".join(near) if near else ""))
+        value = getattr(value, part)
+    return value
+
+
+def _load_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise NotFound(
+                "there is no module '%s' (searched: %s)" % (name, ", ".join(p for p in sys.path if p))
+            ) from None
+        raise
+
+
+def _load_file(path: str) -> Any:
+    """Run a file as a module of its own name, never as __main__, so that its main guard stays shut."""
+    path = os.path.abspath(path)
+    name = os.path.splitext(os.path.basename(path))[0]
+    loaded = sys.modules.get(name)
+    if loaded is not None and os.path.abspath(getattr(loaded, "__file__", None) or "") == path:
+        return loaded
+    if not os.path.exists(path):
+        raise NotFound("there is no file '%s'" % path)
+    if os.path.dirname(path) not in sys.path:
+        sys.path.append(os.path.dirname(path))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)
+    spec.loader.exec_module(module)
+    return module

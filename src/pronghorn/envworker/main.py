@@ -1,0 +1,328 @@
+"""The worker process: runs environments and hands their flat records over; it never learns and never chooses.
+
+Started by file path in any Python >= 3.8 that has NumPy: `python main.py SOCKET_FD MEMORY_FD`. Arrays live in
+one shared map; one Unix stream socket carries the wake-ups. A message is an 8-byte header and a payload:
+
+    kind u8, group u8, slot u16, payload length u32          (native byte order: both ends are one machine)
+
+    trainer -> worker                                   worker -> trainer
+    START   {"envs", "sys_path", "cpus", "nice"}        SPEC   {"specs": [spec], "env_specs": [index]}
+    ATTACH  {"size", "arrays", "worker", "rows",        READY  group, slot; payload: records of ended episodes
+             "groups", "seeds", "info"}                 ERROR  {"code", "message", "traceback", "env", ...}
+    STEP    group, slot (no payload)                    FRAME  height, width, channels (3 x u32), pixels
+    RESEED  {"seeds"}     OPTION {"name", "value"}
+    RENDER  {"env"}       CLOSE
+
+The trainer answers SPEC by sizing the map and ATTACH; the worker resets its rows and reports each group READY.
+Then the trainer writes actions into the map and sends STEP for a group; the worker steps that group's
+environments in order, writes their rows and reports READY. Observations have two slots, used in turn, so that
+those of one READY stay untouched while the next step is under way.
+
+A row is an agent. An environment whose episode is over is reset at once, here and only here: reward, flags,
+final observation (where truncated) and the next episode's first observation are one record with event LAST.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+PRIVATE_PACKAGE = "pronghorn_envworker"  # its presence tells that this process is a worker
+
+
+def _siblings() -> Any:
+    """The adapters next to this file, as a private package when the file was started by its path."""
+    import importlib
+    import importlib.util
+
+    if __package__:
+        return importlib.import_module(".adapters", __package__)
+    here = os.path.dirname(os.path.abspath(__file__))
+    # Python put this directory first on the path, where 'spaces' or 'doom' would hide the user's own modules.
+    sys.path[:] = [p for p in sys.path if os.path.abspath(p) != here]
+    name = PRIVATE_PACKAGE
+    spec = importlib.util.spec_from_file_location(
+        name, os.path.join(here, "__init__.py"), submodule_search_locations=[here]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[name] = package
+    spec.loader.exec_module(package)
+    return importlib.import_module(name + ".adapters")
+
+
+adapters = _siblings()
+
+HEADER = struct.Struct("=BBHI")
+FRAME_SHAPE = struct.Struct("=III")
+START, ATTACH, STEP, RESEED, OPTION, RENDER, CLOSE = range(1, 8)
+SPEC, READY, ERROR, FRAME = range(16, 20)
+FIRST, STEPPED, LAST = 0, 1, 2  # the numbers of pronghorn.types.Event
+NUM_SLOTS = 2
+
+Message = Tuple[int, int, int, bytes]
+
+
+class Channel:
+    """Blocking framed messages over the socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def send(self, kind: int, group: int = 0, slot: int = 0, payload: bytes = b"") -> None:
+        self._sock.sendall(HEADER.pack(kind, group, slot, len(payload)) + payload)
+
+    def send_json(self, kind: int, value: Any) -> None:
+        self.send(kind, payload=json.dumps(value, default=float).encode())
+
+    def receive(self) -> Message:
+        """The next message. Raises EOFError when the trainer has gone."""
+        kind, group, slot, length = HEADER.unpack(self._exactly(HEADER.size))
+        return kind, group, slot, self._exactly(length) if length else b""
+
+    def _exactly(self, size: int) -> bytes:
+        parts: List[bytes] = []
+        while size:
+            part = self._sock.recv(size)
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+class Arrays:
+    """Views of the shared map, by the layout that the trainer sent: {name: [offset, dtype, shape]}."""
+
+    def __init__(self, buffer: Any, layout: Dict[str, Any]) -> None:
+        views = {
+            name: np.ndarray(tuple(shape), np.dtype(dtype), buffer, offset)
+            for name, (offset, dtype, shape) in layout.items()
+        }
+        self.obs = {name[4:]: view for name, view in views.items() if name.startswith("obs/")}  # [2, R, ...]
+        self.final_obs = {name[6:]: view for name, view in views.items() if name.startswith("final/")}  # [R, ...]
+        self.event, self.reward, self.info = views["event"], views["reward"], views["info"]  # [R], [R], [R, K]
+        self.terminated, self.truncated = views["terminated"], views["truncated"]
+        self.episode_over = views["episode_over"]
+        self.discrete, self.continuous = views["discrete"], views["continuous"]  # [R, D], [R, C]
+        self.at_work = views["at_work"]  # [W] number of the environment that each worker is stepping
+
+
+class SingleRow:
+    """One environment with one agent, and the one row of the map that it fills.
+
+    An environment with several agents is another class with the same `begin` and `advance`.
+    """
+
+    def __init__(self, env: Any, row: int, arrays: Arrays, info: Sequence[str]) -> None:
+        self.env, self.row, self.arrays, self.info = env, row, arrays, list(enumerate(info))
+        self._views = [
+            [(name, array[slot, row : row + 1]) for name, array in arrays.obs.items()] for slot in range(NUM_SLOTS)
+        ]
+        self._final_views = [(name, array[row : row + 1]) for name, array in arrays.final_obs.items()]
+        self.episode_return, self.episode_steps, self.total_steps = 0.0, 0, 0
+
+    def begin(self, seed: Optional[int], slot: int) -> None:
+        """Start a new episode and write its first observation."""
+        self._write(self._views[slot], self._reset(seed))
+        a, row = self.arrays, self.row
+        a.event[row], a.reward[row] = FIRST, 0.0
+        a.terminated[row] = a.truncated[row] = a.episode_over[row] = False
+        a.info[row] = np.nan
+
+    def advance(self, slot: int, records: List[Dict[str, Any]]) -> None:
+        """One decision: step, write the row; an episode that is over is reset within the same record."""
+        a, row = self.arrays, self.row
+        # Copies: an environment that keeps its action must not see the trainer write the next one.
+        obs, reward, terminated, truncated, over, info = self.env.step(a.discrete[row].copy(), a.continuous[row].copy())
+        self.total_steps += 1
+        self.episode_steps += 1
+        self.episode_return += reward
+        if truncated:
+            self._write(self._final_views, obs)
+        if over:
+            records.append(self._record())
+            obs = self._reset(None)
+        self._write(self._views[slot], obs)
+        a.reward[row], a.event[row] = reward, LAST if terminated or truncated else STEPPED
+        a.terminated[row], a.truncated[row], a.episode_over[row] = terminated, truncated, over
+        for column, name in self.info:
+            a.info[row, column] = info.get(name, np.nan)
+
+    def _reset(self, seed: Optional[int]) -> Dict[str, Any]:
+        self.episode_return, self.episode_steps = 0.0, 0
+        obs: Dict[str, Any] = self.env.reset(seed)
+        return obs
+
+    def _record(self) -> Dict[str, Any]:
+        stats = self.env.stats() if hasattr(self.env, "stats") else {}
+        return dict(stats, row=self.row, length=self.episode_steps, **{"return": self.episode_return})
+
+    @staticmethod
+    def _write(views: List[Tuple[str, Any]], obs: Dict[str, Any]) -> None:
+        for name, view in views:
+            value = obs[name]
+            if value.shape != view.shape[1:]:  # assignment would broadcast it silently
+                raise adapters.ContractBroken(
+                    "observation leaf '%s' has shape %s; the spec declares %s" % (name, value.shape, view.shape[1:])
+                )
+            view[0] = value
+
+
+class Worker:
+    """The environments of one process, in groups that step in turn."""
+
+    def __init__(self, channel: Channel, memory_fd: int) -> None:
+        self._channel, self._memory_fd = channel, memory_fd
+        self._envs: List[Any] = []
+        self._groups: List[List[Tuple[int, SingleRow]]] = []  # (environment's number, its row)
+        self._at_work = 0  # number of the environment at work, for error messages
+        self._shared_at_work: Any = np.zeros(1, np.int32)  # the same, where the trainer sees it
+        self._phase = "start"
+
+    def run(self) -> None:
+        """Build, attach, serve; whatever goes wrong is told to the trainer before it is raised."""
+        try:
+            self._build(self._expect(START))
+            self._attach(self._expect(ATTACH))
+            self._serve()
+        except EOFError:
+            pass  # the trainer has gone: end quietly
+        except Exception as error:
+            self._report(error)
+            raise
+        finally:
+            for env in self._envs:
+                env.close()
+
+    def _expect(self, wanted: int) -> Dict[str, Any]:
+        kind, _, _, payload = self._channel.receive()
+        if kind == CLOSE:
+            raise EOFError
+        if kind != wanted:
+            raise RuntimeError("message of kind %d came where %d was due" % (kind, wanted))
+        value: Dict[str, Any] = json.loads(payload)
+        return value
+
+    def _build(self, config: Dict[str, Any]) -> None:
+        """Make every environment and describe them to the trainer."""
+        settle(config)
+        specs: List[Any] = []
+        env_specs: List[int] = []
+        for index, env in enumerate(config["envs"]):
+            self._at_work = index
+            made = adapters.make(env["kind"], env["target"], env["kwargs"], env["options"])
+            self._envs.append(made)
+            spec = dict(made.spec, name=env["name"])
+            if spec.get("rows_per_env", 1) != 1:
+                raise adapters.ContractBroken("%s has several agents, which is not supported yet" % env["name"])
+            if spec not in specs:
+                specs.append(spec)
+            env_specs.append(specs.index(spec))
+        self._channel.send_json(SPEC, {"specs": specs, "env_specs": env_specs})
+
+    def _attach(self, config: Dict[str, Any]) -> None:
+        """Map the shared arrays and begin every row."""
+        arrays = Arrays(mmap.mmap(self._memory_fd, config["size"]), config["arrays"])
+        os.close(self._memory_fd)
+        rows = [SingleRow(env, row, arrays, config["info"]) for env, row in zip(self._envs, config["rows"])]
+        self._groups = [[(index, rows[index]) for index in group] for group in config["groups"]]
+        self._shared_at_work = arrays.at_work[config["worker"] : config["worker"] + 1]
+        gc.freeze()  # what lives for the whole run need not be visited by every collection
+        self._begin(config["seeds"])
+
+    def _begin(self, seeds: Sequence[int]) -> None:
+        self._phase = "reset"
+        for group, rows in enumerate(self._groups):
+            for index, row in rows:
+                self._at_work = self._shared_at_work[0] = index
+                row.begin(seeds[index], slot=0)
+            self._channel.send(READY, group, 0)
+        self._phase = "step"
+
+    def _serve(self) -> None:
+        """Answer the trainer until it says CLOSE or goes away."""
+        while True:
+            kind, group, slot, payload = self._channel.receive()
+            if kind == STEP:
+                self._step(group, slot)
+            elif kind == CLOSE:
+                return
+            else:
+                self._rare(kind, json.loads(payload))
+
+    def _step(self, group: int, slot: int) -> None:
+        records: List[Dict[str, Any]] = []
+        for index, row in self._groups[group]:
+            self._at_work = self._shared_at_work[0] = index
+            row.advance(slot, records)
+        self._channel.send(READY, group, slot, json.dumps(records, default=float).encode() if records else b"")
+
+    def _rare(self, kind: int, value: Dict[str, Any]) -> None:
+        if kind == RESEED:
+            self._begin(value["seeds"])
+        elif kind == OPTION:
+            for index, env in enumerate(self._envs):
+                self._at_work = index
+                env.set_option(value["name"], value["value"])
+        elif kind == RENDER:
+            frame = self._envs[value["env"]].render()
+            shape = (0, 0, 0) if frame is None else frame.shape
+            pixels = b"" if frame is None else np.ascontiguousarray(frame, dtype=np.uint8).tobytes()
+            self._channel.send(FRAME, payload=FRAME_SHAPE.pack(*shape) + pixels)
+        else:
+            raise RuntimeError("unknown message of kind %d" % kind)
+
+    def _report(self, error: Exception) -> None:
+        steps = [row.total_steps for rows in self._groups for index, row in rows if index == self._at_work]
+        fields = {name: getattr(error, name) for name in ("package", "extra", "purpose") if hasattr(error, name)}
+        report = dict(
+            fields,
+            code=getattr(error, "code", "crash"),
+            message=str(error) or type(error).__name__,
+            type=type(error).__name__,
+            traceback=traceback.format_exc(),
+            env=self._at_work,
+            phase=self._phase,
+            steps=steps[0] if steps else 0,
+        )
+        with contextlib.suppress(OSError):  # the trainer has gone; the log still gets the traceback
+            self._channel.send_json(ERROR, report)
+
+
+def settle(config: Dict[str, Any]) -> None:
+    """Make this process what the trainer wants before any environment exists: path, core, priority."""
+    sys.path.extend(entry for entry in config["sys_path"] if entry not in sys.path)
+    if config["cpus"] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, config["cpus"])  # inherited by engines that the environment starts
+    if config["nice"]:
+        os.nice(config["nice"])
+
+
+def main(argv: Sequence[str]) -> None:
+    """argv: the numbers of two inherited descriptors, the socket's and the shared map's."""
+    socket_fd, memory_fd = int(argv[0]), int(argv[1])
+    for fd in (socket_fd, memory_fd):
+        os.set_inheritable(fd, False)  # a game engine that kept the socket would hide this process's death
+    faulthandler.enable()
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # the trainer asks a hung worker for its stack
+    with socket.socket(fileno=socket_fd) as sock:
+        Worker(Channel(sock), memory_fd).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

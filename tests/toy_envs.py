@@ -1,0 +1,211 @@
+"""Toy environments that name themselves: an observation is 10 * step, a reward is the step. Worker-side syntax."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from gymnasium import Env, spaces
+
+
+class Counter(Env[Any, Any]):
+    """Observation [10 * step + offset]; reward = step; ends after `length` steps (0: never)."""
+
+    def __init__(self, length: int = 5, truncate: bool = False, offset: float = 0.0) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self.length, self.truncate, self.offset, self.count = length, truncate, offset, 0
+        self.seeds: list[int | None] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.seeds.append(seed)
+        self.count = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        over = 0 < self.length <= self.count
+        return self._observe(), float(self.count), over and not self.truncate, over and self.truncate, {"count": self.count}
+
+    def _observe(self) -> Any:
+        return np.array([10 * self.count + self.offset], np.float32)
+
+
+class Echo(Env[Any, Any]):
+    """Observes the action that it got, the one buffer being rewritten in place."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1, 100, (1,), np.int32)
+        self.action_space = spaces.Discrete(100)
+        self.buffer = np.zeros(1, np.int32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.buffer[:] = -1
+        return self.buffer, {}
+
+    def step(self, action: Any) -> Any:
+        self.buffer[:] = action
+        return self.buffer, 0.0, False, False, {}
+
+
+class Seeded(Counter):
+    """Shows the seed of its latest reset (-1 for none) and the number of its resets."""
+
+    def __init__(self, length: int = 2) -> None:
+        super().__init__(length)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def _observe(self) -> Any:
+        seed = self.seeds[-1]
+        return np.array([-1 if seed is None else seed % 65536, len(self.seeds)], np.float64)
+
+
+class RandomWalk(Counter):
+    """Observations and rewards drawn from the seeded generator, moved by the action."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        Env.reset(self, seed=seed)
+        self.count, self.position = 0, self.np_random.normal()
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.position += float(action) - 1 + self.np_random.normal()
+        return super().step(action)
+
+    def _observe(self) -> Any:
+        return np.array([self.position], np.float32)
+
+
+class Failing(Counter):
+    """From step `at` of an episode on: 'raise', 'hang', 'kill' (SIGKILL itself), 'exit', 'shape' or 'nan'.
+
+    once: a file that is made before the first failure; while it exists nothing fails.
+    """
+
+    def __init__(self, how: str = "raise", at: int = 3, once: str = "", length: int = 0) -> None:
+        super().__init__(length)
+        self.how, self.at, self.once = how, at, once
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        if self.count < self.at or (self.once and os.path.exists(self.once)):
+            return result
+        if self.once:
+            open(self.once, "w").close()
+        if self.how == "raise":
+            raise RuntimeError(f"the simulator broke at step {self.count}")
+        if self.how == "hang":
+            sleep_for_ever()
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "exit":
+            sys.exit(7)
+        if self.how == "shape":
+            return (np.zeros(2, np.float32), *result[1:])
+        return (result[0], float("nan"), *result[2:])
+
+
+def sleep_for_ever() -> None:
+    while True:
+        time.sleep(60)
+
+
+class WithChild(Counter):
+    """Starts a child process that outlives a killed parent, as game engines do; writes both pids into a file."""
+
+    def __init__(self, pid_file: str) -> None:
+        super().__init__(0)
+        self.child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+        with open(pid_file, "a") as file:
+            file.write(f"{os.getpid()} {self.child.pid}\n")
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.wait()
+
+
+class Facts(Counter):
+    """Observes its process: [torch imported, pinned cores, is its directory its own, GPUs hidden, threads, python minor]."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (6,), np.float32)
+
+    def _observe(self) -> Any:
+        facts = (
+            "torch" in sys.modules,
+            len(os.sched_getaffinity(0)),
+            os.getcwd() != os.environ.get("PWD") and "pronghorn-" in os.getcwd(),
+            os.environ["CUDA_VISIBLE_DEVICES"] == "",
+            int(os.environ["OMP_NUM_THREADS"]),
+            sys.version_info[1],
+        )
+        return np.array(facts, np.float32)
+
+
+class OldApi:
+    """The Gym interface before 0.26: reset gives the observation only, step four values."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self) -> Any:
+        return np.zeros(2, np.float32)
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 0.0, False, {}
+
+
+class OldStep(OldApi):
+    """A new reset, but a step of four values."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
+        return np.zeros(2, np.float32), {}
+
+    def close(self) -> None:
+        pass
+
+
+class LifeLoss:
+    """A flat environment with two lives: [10 * step]; step 2 loses a life, step 4 ends the episode."""
+
+    def __init__(self) -> None:
+        leaf = {"shape": [1], "dtype": "float32", "kind": "vector"}
+        self.spec = {
+            "observation": {"obs": leaf},
+            "action": {"discrete": [2], "low": [], "high": []},
+            "frame_skip": 4,
+            "info": ["lives"],
+            "name": "LifeLoss",
+        }
+        self.count = self.bonus = 0
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.count = 0
+        return self._observe()
+
+    def step(self, discrete: Any, continuous: Any) -> Any:
+        self.count += 1
+        over = self.count == 4
+        return self._observe(), 1.0 + self.bonus, self.count in (2, 4), False, over, {"lives": 2 - self.count // 2}
+
+    def set_option(self, name: str, value: Any) -> None:
+        assert name == "bonus"
+        self.bonus = value
+
+    def stats(self) -> dict[str, float]:
+        return {"steps_alive": float(self.count)}
+
+    def render(self) -> Any:
+        return np.full((4, 6, 3), self.count, np.uint8)
+
+    def close(self) -> None:
+        pass
+
+    def _observe(self) -> Any:
+        return {"obs": np.array([10 * self.count], np.float32)}
