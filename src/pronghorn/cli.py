@@ -1,0 +1,356 @@
+"""The command line: reads arguments, calls one function a command, turns errors into messages and exit codes.
+
+torch is imported only by the commands that need it, and only after the arguments were checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import tyro
+
+from pronghorn import __version__
+from pronghorn.config import PRESETS, Config, EnvConfig, apply_preset, available_cores, from_toml, replace, validate
+from pronghorn.errors import PronghornError, UsageError
+
+_USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at the speed of the hardware.
+
+  pronghorn train ENV [options]     train an agent, e.g. pronghorn train doom:basic --minutes 10
+  pronghorn eval RUN                play episodes and report the mean return with its uncertainty
+  pronghorn record RUN --out F.mp4  write a video of the agent (needs no display)
+  pronghorn watch RUN               show the agent playing in the terminal
+  pronghorn report RUN … --out F    learning curves, throughput and video in one HTML page
+  pronghorn envs                    environments that can be named here
+  pronghorn doctor                  what this machine offers and what is missing
+
+`pronghorn COMMAND --help` explains each. Environments: doom:SCENARIO, atari:GAME, gym:ID, module.path:function.
+"""
+
+
+@dataclass(frozen=True)
+class TrainArgs:
+    """Train one policy in ENV: doom:basic, atari:Pong, gym:CartPole-v1, my_package.envs:make, or several joined by commas."""
+
+    settings: Annotated[Config, tyro.conf.arg(name="")]
+    config: Annotated[Optional[Path], tyro.conf.arg(metavar="FILE")] = None  # noqa: UP045
+    """TOML file with settings; the command line wins over it, it wins over --preset."""
+    resume: bool = False
+    """Go on with the run in --run-dir; an empty directory starts fresh and says so."""
+
+
+@dataclass(frozen=True)
+class EvalArgs:
+    """Play episodes with a trained policy and report the raw returns."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run directory."""
+    episodes: int = 100
+    """Episodes to play; every environment plays a fixed share of them."""
+    best: bool = False
+    """Use the best evaluated checkpoint instead of the last one."""
+    deterministic: bool = False
+    """Take the most probable action instead of a sample."""
+    random: bool = False
+    """Also report a uniformly random policy's return, to read the score against."""
+    seed: int = 1000
+    """Seed of environments and actions."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+@dataclass(frozen=True)
+class RecordArgs:
+    """Write a video (mp4) of a trained policy. Works without a display."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run directory."""
+    out: Path
+    """Video file to write."""
+    seconds: float = 20.0
+    """Length of the video."""
+    best: bool = False
+    """Use the best evaluated checkpoint instead of the last one."""
+    deterministic: bool = False
+    """Take the most probable action instead of a sample."""
+    seed: int = 1
+    """Seed of environment and actions."""
+
+
+@dataclass(frozen=True)
+class WatchArgs:
+    """Show a trained policy playing, in the terminal."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run directory."""
+    episodes: int = 3
+    """Episodes to show."""
+    best: bool = False
+    """Use the best evaluated checkpoint instead of the last one."""
+    deterministic: bool = False
+    """Take the most probable action instead of a sample."""
+    seed: int = 1
+    """Seed of environment and actions."""
+
+
+@dataclass(frozen=True)
+class ReportArgs:
+    """Write one self-contained HTML page about one run or several."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN")]
+    """Run directories."""
+    out: Path = Path("report.html")
+    """Page to write."""
+    curve: Annotated[Optional[Path], tyro.conf.arg(metavar="FILE")] = None  # noqa: UP045
+    """Also write the learning curve of the first run as a picture (PNG)."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        sys.exit(run(arguments))
+    except PronghornError as error:
+        print(f"pronghorn: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # `pronghorn envs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command that `argv` names; the exit code."""
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "train": _train, "eval": _eval, "record": _record, "watch": _watch, "report": _report, "envs": _envs,
+        "doctor": _doctor,
+    }  # fmt: skip
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_USAGE)
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        print(f"pronghorn {__version__}")
+        return 0
+    if argv[0] not in commands:
+        raise UsageError(f"There is no command '{argv[0]}'. Commands: {', '.join(commands)}. See pronghorn --help.")
+    return commands[argv[0]](list(argv[1:]))
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _train(argv: list[str]) -> int:
+    started_at = _process_start()
+    if _option(argv, "--preset") == "list":
+        for name, values in sorted(PRESETS.items()):
+            print(f"{name:16} " + ", ".join(f"{k.removeprefix('learner.')}={v}" for k, v in values.items()))
+        return 0
+    args, config = parse_train(argv)
+    validate(config)
+    from pronghorn.envs.registry import resolve as resolve_name
+
+    for name in config.env_names:
+        resolve_name(name)
+    _quiet_thread_pools()
+    from pronghorn.training.trainer import train
+
+    result = train(config, resume=args.resume, started_at=started_at)
+    _say_result(result, config)
+    return result.exit_code
+
+
+def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
+    """The arguments of `train` and the whole configuration that they give, not yet resolved."""
+    name = argv[0] if argv and not argv[0].startswith("-") else ""
+    base = Config(env=EnvConfig(id=name))
+    saved = _saved_config(argv, base)
+    if saved is not None:
+        base = saved
+    elif preset := _option(argv, "--preset"):
+        base = apply_preset(base, preset)
+    if file := _option(argv, "--config"):
+        base = from_toml(Path(file), base)
+    args = tyro.cli(
+        TrainArgs,
+        prog="pronghorn train ENV",
+        args=argv[1:] if name else argv,
+        default=TrainArgs(settings=base),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    return args, args.settings
+
+
+def _saved_config(argv: list[str], base: Config) -> Config | None:
+    """The configuration of the run that --resume goes on with."""
+    if "--resume" not in argv:
+        return None
+    run_dir = Path(_option(argv, "--run-dir") or base.run_path)
+    path = run_dir / "config.toml"
+    return from_toml(path) if path.is_file() else None
+
+
+def _eval(argv: list[str]) -> int:
+    args = _parse(EvalArgs, argv, "eval")
+    policy = _load(args.run, best=args.best)
+    from pronghorn.evaluation.evaluate import evaluate, random_return
+
+    if args.episodes < 1:
+        raise UsageError(f"--episodes {args.episodes}: must be at least 1.")
+    result = evaluate(
+        policy, policy.config, episodes=args.episodes, seed=args.seed, deterministic=args.deterministic
+    )
+    assert result is not None
+    random = random_return(policy.config, policy, episodes=args.episodes, seed=args.seed) if args.random else None
+    result.write(args.run / "eval" / f"{Path(policy.checkpoint).name}-{result.policy}-{args.seed}.json")
+    keys = ("mean", "stderr", "median", "iqm", "iqm_ci95", "episodes", "returns", "checkpoint", "policy", "per_task")
+    if args.json:
+        record = {k: getattr(result, k) for k in keys}
+        print(json.dumps(record if random is None else {**record, "random_mean": random}))
+        return 0
+    print(f"{args.run}: mean return {result.mean:.4g} ± {result.stderr:.2g} (standard error) over {result.episodes} episodes")
+    print(f"  interquartile mean {result.iqm:.4g}, 95 % interval {result.iqm_ci95[0]:.4g} to {result.iqm_ci95[1]:.4g}")
+    print(f"  median {result.median:.4g}, episode length {result.episode_length_mean:.4g} steps, {result.policy} actions")
+    print(f"  checkpoint {result.checkpoint}")
+    if len(result.per_task) > 1:
+        print("".join(f"  {task}: {value:.4g}\n" for task, value in result.per_task.items()), end="")
+    if random is not None:
+        print(f"  a random policy: {random:.4g}")
+    return 0
+
+
+def _record(argv: list[str]) -> int:
+    args = _parse(RecordArgs, argv, "record")
+    policy = _load(args.run, best=args.best)
+    from pronghorn.evaluation.evaluate import record
+
+    count = record(
+        policy, policy.config, args.out, seconds=args.seconds, seed=args.seed, deterministic=args.deterministic
+    )
+    print(f"{args.out}: {count} frames")
+    return 0
+
+
+def _watch(argv: list[str]) -> int:
+    args = _parse(WatchArgs, argv, "watch")
+    policy = _load(args.run, best=args.best)
+    from pronghorn.evaluation.evaluate import watch
+
+    watch(policy, policy.config, seed=args.seed, deterministic=args.deterministic, episodes=args.episodes)
+    return 0
+
+
+def _report(argv: list[str]) -> int:
+    args = _parse(ReportArgs, argv, "report")
+    from pronghorn.evaluation.report import plot_curve, write_report
+
+    if not args.runs:
+        raise UsageError("No run was named. Example: pronghorn report runs/doom_basic --out report.html")
+    write_report(list(args.runs), args.out)
+    print(f"report   {args.out}")
+    if args.curve:
+        plot_curve(args.runs[0], args.curve)
+        print(f"curve    {args.curve}")
+    return 0
+
+
+def _envs(argv: list[str]) -> int:
+    from pronghorn.envs.registry import list_envs
+
+    for line in list_envs():
+        print(line)
+    return 0
+
+
+def _doctor(argv: list[str]) -> int:
+    """Facts of this machine that decide how a run goes, one a line; anything to fix is marked."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import psutil
+
+    from pronghorn.envworker.keeper import remove_stale_engine_files
+
+    def installed(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return ""
+
+    import torch
+
+    print(f"pronghorn {__version__}, Python {sys.version.split()[0]}, torch {torch.__version__}, on {sys.platform}")
+    print(f"cores     {available_cores()} usable of {os.cpu_count()}")
+    print(f"memory    {psutil.virtual_memory().available / 2**30:.1f} of {psutil.virtual_memory().total / 2**30:.1f} GiB free")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    print(f"GPU       {', '.join(gpus) or 'none seen by torch: networks run on the CPU'}")
+    disk = psutil.disk_usage(".").free / 2**30
+    print(f"disk      {disk:.1f} GiB free here" + ("  <- little: checkpoints may not fit" if disk < 1 else ""))
+    for extra, package in (("doom", "vizdoom"), ("atari", "ale-py"), ("pettingzoo", "pettingzoo"), ("minigrid", "minigrid"),
+                           ("box2d", "box2d"), ("mujoco", "mujoco"), ("cluster", "ray"), ("wandb", "wandb")):  # fmt: skip
+        found = installed(package)
+        print(f"extra     {extra:11}" + (f"{package} {found}" if found else f"absent: pip install 'pronghorn-rl[{extra}]'"))
+    stale = remove_stale_engine_files()
+    print(f"cleaned   {len(stale)} files left behind by dead game engines" if stale else "clean     no files of dead game engines")
+    return 0
+
+
+# ---------------------------------------------------------------- small parts
+
+
+def _parse(cls: Any, argv: list[str], command: str) -> Any:
+    return tyro.cli(cls, prog=f"pronghorn {command}", args=argv, config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def _load(run_dir: Path, *, best: bool) -> Any:
+    if not run_dir.is_dir():
+        raise UsageError(f"There is no run directory {run_dir}.")
+    _quiet_thread_pools()
+    from pronghorn.evaluation.policy import load
+
+    return load(run_dir, best=best)
+
+
+def _option(argv: Sequence[str], name: str) -> str:
+    """The value of `name VALUE` or `name=VALUE`, before the real parse (it decides the defaults that --help shows)."""
+    for i, token in enumerate(argv):
+        if token == name and i + 1 < len(argv):
+            return argv[i + 1]
+        if token.startswith(name + "="):
+            return token.split("=", 1)[1]
+    return ""
+
+
+def _process_start() -> float:
+    """When this process started, in seconds since the epoch."""
+    import psutil
+
+    try:
+        return float(psutil.Process().create_time())
+    except psutil.Error:
+        return time.time()
+
+
+def _quiet_thread_pools() -> None:
+    """Let idle OpenMP threads sleep instead of spinning: two pools that spin on two cores cost both. Before torch."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("KMP_BLOCKTIME", "0")
+
+
+def _say_result(result: Any, config: Config) -> None:
+    score = "no episode ended" if result.return_mean is None else f"training return {result.return_mean:.4g}"
+    if result.eval_mean is not None:
+        score = f"evaluated return {result.eval_mean:.4g}, " + score
+    how = {"signal": "stopped by a signal, saved", "return": "reached the return asked for"}.get(
+        result.reason, f"reached its limit ({result.reason})" if result.reason != "finished already" else "finished already"
+    )
+    print(f"{how}: {result.steps:,} steps ({result.frames:,} frames) in {result.seconds:,.0f} s; {score}")
+    print(f"next:  pronghorn eval {result.run_dir}")
+    print(f"       pronghorn record {result.run_dir} --out {result.run_dir}/videos/agent.mp4")
+    print(f"       pronghorn train {config.env.id} --run-dir {result.run_dir} --resume --minutes 10")

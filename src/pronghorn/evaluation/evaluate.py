@@ -1,0 +1,274 @@
+"""Plays episodes with fixed weights: for a score with its uncertainty, for a video, or to watch. It never trains.
+
+Every row plays a fixed share of the episodes, so that short ones are not counted more often than long ones.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pronghorn.config import Config, available_cores, derive_seed
+from pronghorn.envs.registry import make_env, make_pool
+from pronghorn.errors import EnvError, UsageError
+from pronghorn.evaluation.policy import Policy
+from pronghorn.training.checkpoint import write_atomically
+from pronghorn.types import Event, Pool, Ready
+
+BOOTSTRAP_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Raw, undiscounted returns of finished episodes and what they say. policy: 'sampled' or 'deterministic'."""
+
+    mean: float
+    stderr: float
+    median: float
+    iqm: float
+    iqm_ci95: tuple[float, float]
+    episodes: int
+    returns: list[float]
+    checkpoint: str
+    policy: str
+    episode_length_mean: float
+    per_task: dict[str, float]
+
+    def write(self, path: Path, *, checkpoint: str = "") -> None:
+        """Write as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = asdict(replace(self, checkpoint=checkpoint or self.checkpoint))
+        write_atomically(path, json.dumps(record, indent=1).encode())
+
+
+def evaluate(
+    policy: Policy,
+    config: Config,
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool = False,
+    stop: threading.Event | None = None,
+    num_envs: int | None = None,
+) -> Evaluation | None:
+    """Play exactly `episodes` episodes per run in environments of their own; None if `stop` was set before the end.
+
+    seed: of environments and actions. Statistics of normalisers are frozen.
+    """
+    workers = min(available_cores(), max(1, episodes // 4)) if stop is None else 1
+    per_worker = num_envs or min(8, -(-episodes // workers))
+    env = replace(config.env, workers=workers, envs_per_worker=per_worker, groups=min(config.env.groups, per_worker))
+    pool = make_pool(replace(config, env=env), seed=derive_seed(seed, 7), ordered=False, evaluation=True)
+    try:
+        policy.seed(derive_seed(seed, 8))
+        return _play(policy, pool, episodes, deterministic, stop)
+    finally:
+        pool.close()
+
+
+def random_return(config: Config, spec_policy: Policy, *, episodes: int, seed: int) -> float:
+    """Mean return of uniformly random actions over `episodes` episodes: what a score has to be read against."""
+    result = evaluate(_Random(spec_policy), config, episodes=episodes, seed=seed)
+    assert result is not None
+    return result.mean
+
+
+class _Random(Policy):
+    """Uniform actions with a policy's interface."""
+
+    def __init__(self, like: Policy) -> None:
+        super().__init__(like.model, like.config, like.spec)
+        self._rng = np.random.default_rng(0)
+
+    def seed(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def step(self, obs: Any, state: Any, rewards: Any, first: Any, *, deterministic: bool = False) -> Any:
+        action, n = self.spec.action, len(rewards)
+        discrete = self._rng.integers(0, np.array(action.discrete or [1]), (n, max(1, action.num_discrete)))
+        low, high = np.array(action.low, np.float32), np.array(action.high, np.float32)
+        continuous = self._rng.uniform(np.maximum(low, -1e3), np.minimum(high, 1e3), (n, action.num_continuous))
+        return discrete[:, : action.num_discrete], continuous.astype(np.float32), state
+
+
+def _play(policy: Policy, pool: Pool, episodes: int, deterministic: bool, stop: threading.Event | None) -> Evaluation | None:
+    num_rows = pool.num_rows
+    quota = np.full(num_rows, episodes // num_rows) + (np.arange(num_rows) < episodes % num_rows)
+    state = policy.initial_state(num_rows)
+    returns, lengths = np.zeros(num_rows), np.zeros(num_rows, np.int64)
+    done: list[tuple[float, int, int]] = []
+    last_rewards = np.zeros(num_rows, np.float32)
+    while quota.sum() > 0:
+        if stop is not None and stop.is_set():
+            return None
+        ready = pool.recv(0.1)
+        if ready is None:
+            continue
+        moved = (ready.event == Event.STEP) | (ready.event == Event.LAST)
+        returns[ready.rows[moved]] += ready.reward[moved]
+        lengths[ready.rows[moved]] += 1
+        for row in ready.rows[(moved & ready.episode_over) | (ready.event == Event.FIRST)]:
+            if lengths[row] and quota[row] > 0:
+                done.append((float(returns[row]), int(lengths[row]), int(pool.task_ids[row])))
+                quota[row] -= 1
+            returns[row], lengths[row] = 0.0, 0
+        answer = ready.event != Event.LOST
+        rows = ready.rows[answer]
+        if len(rows) == 0:
+            continue
+        first = ((ready.event == Event.FIRST) | ready.episode_over)[answer]
+        last_rewards[rows] = ready.reward[answer]
+        index = torch.from_numpy(rows)
+        part = type(state)(state.core[index], state.discrete[index], state.continuous[index], state.reward[index])
+        obs = {k: v[answer] for k, v in ready.obs.items()}
+        discrete, continuous, part = policy.step(
+            obs, part, torch.from_numpy(last_rewards[rows]), first, deterministic=deterministic
+        )
+        with torch.inference_mode():
+            for name in ("core", "discrete", "continuous", "reward"):
+                getattr(state, name)[index] = getattr(part, name)
+        pool.send(rows, discrete, continuous)
+    return _summarise(done, pool.tasks, policy, deterministic)
+
+
+def _summarise(done: list[tuple[float, int, int]], tasks: tuple[str, ...], policy: Policy, deterministic: bool) -> Evaluation:
+    returns = np.array([d[0] for d in done])
+    by_task = {task: returns[[d[2] == i for d in done]] for i, task in enumerate(tasks)}
+    return Evaluation(
+        mean=float(returns.mean()),
+        stderr=float(returns.std(ddof=1) / np.sqrt(len(returns))) if len(returns) > 1 else 0.0,
+        median=float(np.median(returns)),
+        iqm=interquartile_mean(returns),
+        iqm_ci95=bootstrap_iqm(returns),
+        episodes=len(returns),
+        returns=returns.tolist(),
+        checkpoint=policy.checkpoint,
+        policy="deterministic" if deterministic else "sampled",
+        episode_length_mean=float(np.mean([d[1] for d in done])),
+        per_task={task: float(r.mean()) for task, r in by_task.items() if len(r)},
+    )
+
+
+def interquartile_mean(values: NDArray[np.float64]) -> float:
+    """Mean of what is left when a quarter of the values is cut off at each end (rounded down, as scipy's trim_mean)."""
+    cut = len(values) // 4
+    return float(np.sort(values)[cut : len(values) - cut].mean())
+
+
+def bootstrap_iqm(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the interquartile mean over episodes."""
+    n, cut = len(values), len(values) // 4
+    samples = np.random.default_rng(seed).choice(values, (BOOTSTRAP_RESAMPLES, n))
+    means = np.sort(samples, axis=1)[:, cut : n - cut].mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def play_frames(policy: Policy, config: Config, *, seed: int, max_frames: int, deterministic: bool) -> Iterator[tuple[NDArray[np.uint8], float]]:
+    """(rendered frame [H, W, 3] uint8, return so far) of one episode after another. Raises EnvError if nothing renders."""
+    env = make_env(config, seed=seed, render=True)
+    try:
+        policy.seed(seed)
+        yield from _frames(env, policy, seed, max_frames, deterministic)
+    finally:
+        env.close()
+
+
+def _frames(env: Any, policy: Policy, seed: int, max_frames: int, deterministic: bool) -> Iterator[tuple[NDArray[np.uint8], float]]:
+    state, first, episode_return, reward = policy.initial_state(1), True, 0.0, 0.0
+    obs = env.reset(seed)
+    for _ in range(max_frames):
+        frame = env.render()
+        if frame is None:
+            raise EnvError(f"{policy.spec.name} renders no frames: its render() gives None. Nothing was recorded.")
+        yield _as_image(np.asarray(frame)), episode_return
+        leaves = {k: np.asarray(v)[None] for k, v in obs.items()}
+        discrete, continuous, state = policy.step(
+            leaves, state, torch.tensor([reward]), np.array([first]), deterministic=deterministic
+        )
+        obs, reward, _, _, over, _ = env.step(discrete[0], continuous[0])
+        reward, episode_return, first = float(reward), episode_return + float(reward), bool(over)
+        if over:
+            obs, episode_return = env.reset(None), 0.0
+
+
+def _as_image(frame: NDArray[Any]) -> NDArray[np.uint8]:
+    """uint8 RGB with even sides, as video codecs want; small frames are enlarged by whole factors."""
+    if frame.dtype.kind == "f":
+        frame = np.clip(frame * (255.0 if frame.max(initial=0.0) <= 1.0 else 1.0), 0, 255)
+    image = np.atleast_3d(frame.astype(np.uint8))
+    image = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[:, :, :3]
+    factor = max(1, 320 // max(image.shape[:2]))
+    image = image.repeat(factor, 0).repeat(factor, 1)
+    return np.ascontiguousarray(np.pad(image, ((0, image.shape[0] % 2), (0, image.shape[1] % 2), (0, 0)), mode="edge"))
+
+
+def record(policy: Policy, config: Config, out: Path, *, seconds: float = 20.0, seed: int = 0, deterministic: bool = False) -> int:
+    """Write an mp4 of the policy playing (no display needed). Returns the number of frames; at least 1.
+
+    Raises UsageError for a length without a frame, EnvError if the environment renders nothing.
+    """
+    import imageio.v2 as imageio
+
+    fps = max(1.0, policy.spec.render_fps)
+    max_frames = int(round(seconds * fps))
+    if max_frames < 1:
+        raise UsageError(f"--seconds {seconds}: a video needs at least one frame ({1 / fps:.3g} s).")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(".partial-" + out.name)
+    count = 0
+    try:
+        with imageio.get_writer(partial, fps=fps, macro_block_size=1, format="FFMPEG") as writer:
+            for frame, _ in play_frames(policy, config, seed=seed, max_frames=max_frames, deterministic=deterministic):
+                writer.append_data(frame)
+                count += 1
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def watch(policy: Policy, config: Config, *, seed: int = 0, deterministic: bool = False, episodes: int = 3) -> None:
+    """Show the policy playing in the terminal, in colour blocks, at the environment's own speed."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console()
+    with Live(console=console, refresh_per_second=20, screen=console.is_terminal) as live:
+        played, last = 0, 0.0
+        for frame, value in play_frames(policy, config, seed=seed, max_frames=10**9, deterministic=deterministic):
+            played += value == 0.0 and last != 0.0
+            if played >= episodes:
+                return
+            last = value
+            picture = _half_blocks(frame, console.width, console.height - 2)
+            live.update(Text.assemble(picture, f"\nreturn {value:.3g}   Ctrl-C ends"))
+            time.sleep(1.0 / max(1.0, policy.spec.render_fps))
+
+
+def _half_blocks(frame: NDArray[np.uint8], width: int, height: int) -> Any:
+    """Two pixels a character: the upper half block in one colour on the other."""
+    from rich.text import Text
+
+    scale = max(frame.shape[1] / width, frame.shape[0] / (2 * height))
+    rows = (np.arange(0, frame.shape[0], scale)).astype(int)[: 2 * height // 2 * 2]
+    small = frame[rows][:, (np.arange(0, frame.shape[1], scale)).astype(int)[:width]]
+    text = Text()
+    for top, bottom in zip(small[0::2], small[1::2], strict=False):
+        for a, b in zip(top, bottom, strict=True):
+            text.append("▀", f"rgb({a[0]},{a[1]},{a[2]}) on rgb({b[0]},{b[1]},{b[2]})")
+        text.append("\n")
+    return text

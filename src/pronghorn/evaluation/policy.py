@@ -1,0 +1,225 @@
+"""A trained policy: loaded without executing any code, and asked for actions, one observation or a batch at a time.
+
+    policy = pronghorn.load("runs/doom_basic")
+    action, state = policy.act(obs, state)      # state=None at the start of an episode
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pronghorn.config import Config, ModelConfig, from_toml
+from pronghorn.errors import CheckpointError, UsageError
+from pronghorn.models.actor_critic import ActorCritic
+from pronghorn.ops.distributions import to_env
+from pronghorn.training.checkpoint import Checkpoint, load_latest, load_weights
+from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec
+
+
+@dataclass(frozen=True)
+class PolicyState:
+    """What a policy remembers between decisions of N rows: RNN state [N, S] and the last actions and rewards."""
+
+    core: Tensor
+    discrete: Tensor
+    continuous: Tensor
+    reward: Tensor
+
+
+class Policy:
+    """Acts with fixed weights. Normaliser statistics are frozen; nothing it does changes training."""
+
+    def __init__(self, model: ActorCritic, config: Config, spec: EnvSpec, *, checkpoint: str = "", seed: int = 0) -> None:
+        self.model, self.config, self.spec, self.checkpoint = model.eval(), config, spec, checkpoint
+        self.device = next(model.parameters()).device
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+
+    @staticmethod
+    def from_weights(
+        config: Config, spec: EnvSpec, weights: Mapping[str, Tensor], *, device: str = "cpu", checkpoint: str = ""
+    ) -> Policy:
+        """A policy of a run's settings and weights. Raises CheckpointError if they do not fit."""
+        model = build_model(config.model, spec).to(device)
+        load_weights(model, {k: v.to(device) for k, v in weights.items()}, checkpoint or "the snapshot")
+        return Policy(model, config, spec, checkpoint=checkpoint)
+
+    def seed(self, seed: int) -> None:
+        """Seed the sampling of actions."""
+        self._generator.manual_seed(seed)
+
+    def initial_state(self, num_rows: int) -> PolicyState:
+        """The state at the start of an episode."""
+        action = self.spec.action
+        return PolicyState(
+            self.model.initial_state(num_rows, self.device),
+            torch.full((num_rows, action.num_discrete), -1, dtype=torch.int64, device=self.device),
+            torch.zeros((num_rows, action.num_continuous), device=self.device),
+            torch.zeros(num_rows, device=self.device),
+        )
+
+    def act(
+        self, obs: Any, state: PolicyState | None = None, *, reward: Any = 0.0, deterministic: bool = False
+    ) -> tuple[Any, PolicyState]:
+        """The next action and the state to pass with the next observation.
+
+        obs: one observation in the environment's own form (nested dictionaries and tuples are fine), or a batch of
+            them with one more leading dimension.
+        state: None at the start of an episode.  reward: of the last action (for models that are fed it).
+        deterministic: the most probable action instead of a sample.
+        Raises UsageError: a leaf is missing or has a shape that fits neither one observation nor a batch.
+
+        The action is an int for a single Discrete action, else an integer array [D], a float array [C], or the pair of
+        both; each with a leading dimension for a batch. Discrete values start at 0.
+        """
+        leaves, batched = self._leaves(obs)
+        num_rows = len(next(iter(leaves.values())))
+        state = state or self.initial_state(num_rows)
+        rewards = torch.as_tensor(np.broadcast_to(np.asarray(reward, np.float32), (num_rows,)).copy())
+        discrete, continuous, state = self.step(leaves, state, rewards, None, deterministic=deterministic)
+        return self._native(discrete, continuous, batched), state
+
+    @torch.inference_mode()
+    def step(
+        self,
+        obs: Mapping[str, NDArray[Any]],
+        state: PolicyState,
+        rewards: Tensor,
+        first: NDArray[np.bool_] | None,
+        *,
+        deterministic: bool = False,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], PolicyState]:
+        """Act on flat leaves [N, …]: discrete [N, D], continuous [N, C] within bounds, and the next state.
+
+        first: [N] rows whose episode begins here; None when none does.
+        """
+        leaves = {k: torch.from_numpy(np.ascontiguousarray(v)).to(self.device) for k, v in obs.items()}
+        num_rows = state.core.shape[0]
+        begins = torch.zeros(num_rows, dtype=torch.bool) if first is None else torch.from_numpy(first)
+        begins = begins.to(self.device)
+        fresh = self.initial_state(num_rows)
+        last_discrete = torch.where(begins[:, None], fresh.discrete, state.discrete)
+        last_continuous = torch.where(begins[:, None], fresh.continuous, state.continuous)
+        rewards = torch.where(begins, fresh.reward, rewards.to(self.device))
+        if self.config.model.last_action:
+            leaves |= {LAST_ACTION: last_discrete} if self.spec.action.num_discrete else {}
+            leaves |= {LAST_ACTION + "_continuous": last_continuous} if self.spec.action.num_continuous else {}
+        if self.config.model.last_reward:
+            leaves[LAST_REWARD] = rewards
+        out = self.model({k: v.unsqueeze(0) for k, v in leaves.items()}, state.core, begins.unsqueeze(0))
+        distribution = self.model.distribution(out.params[0], leaves)
+        discrete, continuous = distribution.mode() if deterministic else distribution.sample(self._generator)
+        bounded = to_env(continuous, self.spec.action, self.model.continuous)
+        return discrete.cpu().numpy(), bounded.cpu().numpy(), PolicyState(out.state, discrete, continuous, rewards)
+
+    def _leaves(self, obs: Any) -> tuple[dict[str, NDArray[Any]], bool]:
+        """Flat leaves [N, …] of one observation or a batch, and whether it was a batch."""
+        found = dict(_flatten(obs)) if isinstance(obs, Mapping | tuple) else {"obs": obs}
+        leaves: dict[str, NDArray[Any]] = {}
+        batched: bool | None = None
+        for name, leaf in self.spec.observation.items():
+            if name not in found:
+                raise UsageError(f"The observation lacks '{name}'. This policy needs: {', '.join(self.spec.observation)}.")
+            value = np.asarray(found[name]).astype(leaf.dtype)
+            if value.shape != leaf.shape and value.shape == leaf.shape[:-1] and leaf.shape[-1:] == (1,):
+                value = value[..., None]  # a grey image without its channel axis
+            if value.shape not in (leaf.shape, value.shape[:1] + leaf.shape):
+                raise UsageError(f"Observation '{name}' has shape {value.shape}; one is {leaf.shape}, a batch (N, *{leaf.shape}).")
+            batched = value.shape != leaf.shape
+            leaves[name] = value if batched else value[None]
+        return leaves, bool(batched)
+
+    def _native(self, discrete: NDArray[np.int64], continuous: NDArray[np.float32], batched: bool) -> Any:
+        if not batched:
+            discrete, continuous = discrete[0], continuous[0]
+        action = self.spec.action
+        if action.num_continuous and action.num_discrete:
+            return discrete, continuous
+        if action.num_continuous:
+            return continuous
+        if action.num_discrete > 1:
+            return discrete
+        return discrete[..., 0] if batched else int(discrete[0])
+
+
+def load(run_dir: str | Path, *, best: bool = False, device: str = "cpu") -> Policy:
+    """The policy of a run's newest (or best evaluated) checkpoint. Reads no pickle and executes no code of the run.
+
+    Raises CheckpointError: no run, no checkpoint, or one that is damaged or does not fit.
+    """
+    run_dir = Path(run_dir)
+    if not (run_dir / "config.toml").is_file():
+        raise CheckpointError(f"{run_dir} is not a run directory: it has no config.toml. Give the --run-dir of a training run.")
+    config = from_toml(run_dir / "config.toml")
+    saved = load_checkpoint(run_dir, best=best)
+    return Policy.from_weights(config, load_spec(run_dir), saved.weights, device=device, checkpoint=str(saved.path))
+
+
+def load_checkpoint(run_dir: Path, *, best: bool = False) -> Checkpoint:
+    """The newest or the best checkpoint of a run."""
+    return load_latest(run_dir / ("best" if best else "checkpoints"))
+
+
+def load_spec(run_dir: Path) -> EnvSpec:
+    """What the run's environment looked like. Raises CheckpointError."""
+    try:
+        return EnvSpec.from_json(json.loads((run_dir / "env.json").read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"Cannot read {run_dir / 'env.json'}: {error!r}.") from error
+
+
+def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
+    """The JSON that `EnvSpec.from_json` reads."""
+    return {
+        "observation": {
+            name: {"shape": leaf.shape, "dtype": leaf.dtype, "kind": leaf.kind, "layout": leaf.layout,
+                   "low": str(leaf.low), "high": str(leaf.high), "n": leaf.n}
+            for name, leaf in spec.observation.items()
+        },
+        "action": {"discrete": spec.action.discrete, "low": spec.action.low, "high": spec.action.high},
+        "rows_per_env": spec.rows_per_env,
+        "frame_skip": spec.frame_skip,
+        "info": spec.info,
+        "render_fps": spec.render_fps,
+        "name": spec.name,
+    }  # fmt: skip
+
+
+def build_model(settings: ModelConfig, spec: EnvSpec) -> ActorCritic:
+    """The network that the settings describe, freshly initialised from torch's global generator."""
+    return ActorCritic(
+        spec=spec,
+        conv=settings.conv,
+        conv_features=settings.conv_features,
+        mlp_layers=settings.mlp_layers,
+        core=settings.core,
+        core_size=settings.core_size,
+        core_layers=settings.core_layers,
+        activation=settings.activation,
+        normalize_obs=settings.normalize_obs,
+        normalize_returns=settings.normalize_returns,
+        last_action=settings.last_action,
+        last_reward=settings.last_reward,
+        separate_critic=settings.separate_critic,
+        continuous=settings.continuous,
+        state_dependent_std=settings.state_dependent_std,
+        initial_std=settings.initial_std,
+    )
+
+
+def _flatten(obs: Any, prefix: str = "") -> Any:
+    items = obs.items() if isinstance(obs, Mapping) else enumerate(obs)
+    for key, value in items:
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping | tuple):
+            yield from _flatten(value, name + "/")
+        else:
+            yield name, value

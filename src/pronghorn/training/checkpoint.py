@@ -1,0 +1,206 @@
+"""Checkpoints: tensors as safetensors, everything else as JSON; whole or absent, never half; no pickle, no code.
+
+    <run>/checkpoints/<updates, zero-padded>/
+        weights.safetensors     parameters and normaliser statistics
+        optimizer.safetensors   the optimiser's tensors, named "<parameter index>/<name>"
+        state.json              counters, hyper-parameters, statistics, and a SHA-256 of the two files
+
+A checkpoint is written to a temporary name, flushed to the disk, and renamed. It decides nothing: when to save and
+what to do with what was loaded is the trainer's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from pronghorn.errors import CheckpointError
+
+FORMAT = 1
+_TEMPORARY = ".partial-"
+_WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What one checkpoint holds. state: plain JSON values."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    state: dict[str, Any]
+    path: Path
+
+
+def save(directory: Path, updates: int, weights: dict[str, Tensor], optimizer: dict[str, Any], state: dict[str, Any],
+         *, keep: int) -> Path:  # fmt: skip
+    """Write one checkpoint into `directory`, durable before it gets its name; then remove all but the newest `keep`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    remove_partial(directory)
+    tensors, numbers = _split_optimizer(optimizer)
+    files = {
+        _WEIGHTS: save_tensors({k: v.detach().cpu().contiguous() for k, v in weights.items()}),
+        _OPTIMIZER: save_tensors(tensors),
+    }
+    sha256 = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    record = {"format": FORMAT, "updates": updates, "sha256": sha256, "optimizer": numbers, **state}
+    files[_STATE] = json.dumps(record, indent=1, allow_nan=False).encode()
+    final = directory / f"{updates:012d}"
+    partial = directory / f"{_TEMPORARY}{final.name}"
+    partial.mkdir()
+    for name, data in files.items():
+        _write_durably(partial / name, data)
+    _sync_directory(partial)
+    if final.exists():  # saved at this update already: the same state, replaced as a whole
+        shutil.rmtree(final)
+    partial.rename(final)
+    _sync_directory(directory)
+    for old in list_checkpoints(directory)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    if not directory.is_dir():
+        return []
+    return sorted(p for p in directory.iterdir() if p.name.isdigit() and (p / _STATE).is_file())
+
+
+def remove_partial(directory: Path) -> None:
+    """Remove what a killed save left behind."""
+    for stray in directory.glob(_TEMPORARY + "*"):
+        shutil.rmtree(stray, ignore_errors=True)
+
+
+def load_latest(directory: Path, warn: Any = None) -> Checkpoint:
+    """The newest checkpoint that is whole; each damaged one that is passed over is told to `warn(text)`.
+
+    Raises CheckpointError: there is none, or none is whole.
+    """
+    paths = list_checkpoints(directory)
+    if not paths:
+        raise CheckpointError(f"No checkpoint in {directory}. Train first, or give the directory of a run.")
+    failures: list[str] = []
+    for path in reversed(paths):
+        try:
+            checkpoint = load(path)
+        except CheckpointError as error:
+            failures.append(str(error))
+            continue
+        for text in failures if warn else ():
+            warn(f"Passed over a damaged checkpoint, using {path.name} instead. {text}")
+        return checkpoint
+    raise CheckpointError("No checkpoint could be read. " + " ".join(failures))
+
+
+def load(path: Path) -> Checkpoint:
+    """Read and verify one checkpoint. Raises CheckpointError naming the file and the reason; executes no code."""
+    record = _read_state(path / _STATE)
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for name in (_WEIGHTS, _OPTIMIZER):
+        data = _read(path / name)
+        if hashlib.sha256(data).hexdigest() != record["sha256"].get(name):
+            raise CheckpointError(f"{path / name} differs from its checksum in {_STATE}: it is damaged or was replaced.")
+        try:
+            tensors[name] = load_tensors(data)
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path / name} is not a safetensors file: {error}") from error
+    optimizer = _join_optimizer(tensors[_OPTIMIZER], record.pop("optimizer"))
+    return Checkpoint(tensors[_WEIGHTS], optimizer, record, path)
+
+
+def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Put weights into a model. Raises CheckpointError when names or shapes differ; then nothing was loaded."""
+    wanted = model.state_dict()
+    missing, extra = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    wrong = [f"{k} {tuple(weights[k].shape)} != {tuple(v.shape)}" for k, v in wanted.items()
+             if k in weights and weights[k].shape != v.shape]  # fmt: skip
+    if missing or extra or wrong:
+        raise CheckpointError(
+            f"{where} does not fit the model: missing {missing[:3]}, unknown {extra[:3]}, shapes {wrong[:3]}. "
+            "It was saved with other [model] settings or another environment."
+        )
+    model.load_state_dict(weights)
+
+
+def params_sha(tensors: dict[str, Tensor]) -> str:
+    """First 16 hex digits of the SHA-256 over all parameters and buffers of a state_dict, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a small file whole or not at all."""
+    partial = path.with_name(_TEMPORARY + path.name)
+    _write_durably(partial, data)
+    os.replace(partial, path)
+
+
+def _split_optimizer(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimiser's state_dict as named tensors and JSON numbers."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {"groups": state["param_groups"], "numbers": {}}
+    for index, entries in state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}/{name}"] = value.detach().cpu().contiguous()
+            else:
+                numbers["numbers"][f"{index}/{name}"] = value
+    return tensors, numbers
+
+
+def _join_optimizer(tensors: dict[str, Tensor], numbers: dict[str, Any]) -> dict[str, Any]:
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in [*tensors.items(), *numbers["numbers"].items()]:
+        index, name = key.split("/", 1)
+        state.setdefault(int(index), {})[name] = value
+    return {"state": state, "param_groups": numbers["groups"]}
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(_read(path))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    wanted = {"format": int, "sha256": dict, "optimizer": dict, "updates": int}
+    if not isinstance(record, dict) or any(not isinstance(record.get(k), t) for k, t in wanted.items()):
+        raise CheckpointError(f"{path} is not a Pronghorn checkpoint: it lacks {', '.join(wanted)}.")
+    if record["format"] != FORMAT:
+        raise CheckpointError(f"{path} has format {record['format']}; this version reads format {FORMAT}.")
+    return record
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

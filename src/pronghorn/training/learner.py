@@ -1,0 +1,307 @@
+"""The learner: one batch of unrolls in, one better policy out. It knows no environment, thread or file.
+
+`Learner.iterate` does all training on one batch: epochs × minibatches optimiser steps, then the normalisers, then
+the version goes up by one. Algorithms are choices of `LearnerConfig`, not classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pronghorn.config import Config, Hyperparameters, LearnerConfig, derive_seed
+from pronghorn.errors import PronghornError
+from pronghorn.models.actor_critic import ActorCritic
+from pronghorn.ops import losses, returns
+from pronghorn.training.store import Batch
+
+MAX_SKIPPED_IN_A_ROW = 20
+LR_BOUNDS = (1e-6, 1e-2)  # of the adaptive learning rate
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Every term of one optimiser step's loss (scalars), and what else is reported of it."""
+
+    total: Tensor
+    terms: dict[str, Tensor]
+    targets: Tensor  # [T, b] value targets, raw return units
+
+
+class Learner:
+    """Owns the target policy, its optimiser and the hyper-parameters."""
+
+    def __init__(self, config: Config, model: ActorCritic) -> None:
+        self.settings: LearnerConfig = config.learner
+        self.model = model
+        self.hyper = Hyperparameters.from_config(config)
+        self.optimizer = make_optimizer(self.settings, model.parameters())
+        self.total_steps = config.steps
+        self.max_lag = config.max_lag
+        self.seed = config.seed
+        self.version = 0  # policy_version: iterations behind the weights
+        self.updates = 0
+        self.steps = 0  # samples that have entered batches
+        self.num_skipped = 0  # optimiser steps skipped because a number was not finite
+        self.num_dropped = 0  # samples dropped under --learner.drop-over-lag
+        self._skipped_in_a_row = 0
+
+    def iterate(self, batch: Batch) -> dict[str, float]:
+        """Train on one batch. Returns the means of the reported numbers over its optimiser steps."""
+        n = self.settings
+        weights = self._weights(batch)
+        fixed = self._fixed_advantages(batch) if n.advantage == "gae" and n.epochs * n.minibatches > 1 else None
+        reports: list[dict[str, float]] = []
+        targets: list[Tensor] = []
+        for index in self._minibatches(batch.state.shape[0]):
+            part = batch if index is None else batch.columns(index)
+            part_weights = weights if index is None or weights is None else weights[:, index]
+            part_fixed = None if fixed is None else returns.GAE(*(x if index is None else x[:, index] for x in fixed))
+            result = compute_losses(self.model, part, self.hyper, n, part_weights, part_fixed)
+            reports.append(self._update(result))
+            targets.append(result.targets)
+        self._update_normalizers(batch, targets, weights)
+        self.version += 1
+        self.steps += batch.num_samples
+        report = {k: float(np.mean([r[k] for r in reports if k in r])) for k in sorted({k for r in reports for k in r})}
+        self._schedule_lr(report.get("kl", 0.0))
+        lag = batch.policy_lag
+        report |= {"policy_lag_min": int(lag.min()), "policy_lag_mean": float(lag.mean()), "policy_lag_max": int(lag.max())}
+        return report
+
+    # ------------------------------------------------------------ one optimiser step
+
+    def _update(self, result: Losses) -> dict[str, float]:
+        self.optimizer.zero_grad(set_to_none=True)
+        result.total.backward()  # type: ignore[no-untyped-call]
+        limit = self.hyper.max_grad_norm or math.inf
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        report = {name: float(term) for name, term in result.terms.items()}
+        report |= {"loss": float(result.total.detach()), "grad_norm": float(grad_norm), "lr": self.hyper.lr}
+        if math.isfinite(report["loss"]) and math.isfinite(report["grad_norm"]):
+            self.optimizer.step()
+            self.updates += 1
+            self._skipped_in_a_row = 0
+            return report
+        return self._skip(report)
+
+    def _skip(self, report: dict[str, float]) -> dict[str, float]:
+        """A number is not finite: leave the weights alone, count it, and give up when it does not pass."""
+        self.num_skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+            raise PronghornError(
+                f"{MAX_SKIPPED_IN_A_ROW} optimiser steps in a row had a loss or gradient that is not finite "
+                f"(first such gradient: {bad[0] if bad else 'none, the loss itself'}). "
+                "Look for NaN in observations or rewards, or lower --learner.lr."
+            )
+        return {k: v for k, v in report.items() if math.isfinite(v)}
+
+    # ------------------------------------------------------------ around it
+
+    def _weights(self, batch: Batch) -> Tensor | None:
+        """[T, B] 1 for a sample that counts, 0 for one over the lag limit; None when all count."""
+        if not self.settings.drop_over_lag:
+            return None
+        over = batch.policy_lag > self.max_lag
+        self.num_dropped += int(over.sum())
+        return torch.from_numpy((~over).astype(np.float32)).to(batch.state.device)
+
+    def _minibatches(self, num_unrolls: int) -> Iterable[Tensor | None]:
+        """Unroll indices of each optimiser step; None stands for the whole batch."""
+        n = self.settings
+        if n.minibatches == 1:
+            return [None] * n.epochs
+        # Seeded by the version, not by a running state: a resumed run draws the same permutations.
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, 2, self.version))
+        device = next(self.model.parameters()).device
+        return [
+            part.to(device)
+            for _ in range(n.epochs)
+            for part in torch.randperm(num_unrolls, generator=generator).chunk(n.minibatches)
+        ]
+
+    @torch.no_grad()
+    def _fixed_advantages(self, batch: Batch) -> returns.GAE:
+        """GAE under the weights at the start of the iteration, kept over its epochs (PPO)."""
+        out = self.model(batch.obs, batch.state, batch.steps["first"])
+        values = self.model.denormalize_value(out.values)
+        return _gae(values, batch.steps, learning_rewards(batch.steps["reward"], self.settings), self.hyper)
+
+    def _update_normalizers(self, batch: Batch, targets: list[Tensor], weights: Tensor | None) -> None:
+        """Last, so that the statistics in use are those that the policy acted with (they are part of the version)."""
+        with torch.no_grad():
+            self.model.update_obs_norm({k: v[:-1] for k, v in batch.obs.items()}, weights)
+            self.model.update_return_norm(torch.cat([t.flatten() for t in targets]))
+
+    def _schedule_lr(self, kl: float) -> None:
+        n = self.settings
+        lr = self.hyper.lr
+        if n.lr_schedule == "linear" and self.total_steps:
+            lr = n.lr * max(0.0, 1.0 - self.steps / self.total_steps)
+        elif n.lr_schedule == "kl_adaptive":
+            factor = 1.5 if kl < 0.5 * n.lr_kl_target else 1 / 1.5 if kl > 2.0 * n.lr_kl_target else 1.0
+            lr = min(max(lr * factor, LR_BOUNDS[0]), LR_BOUNDS[1])
+        if lr != self.hyper.lr:
+            self.set_hyper(lr=lr)
+
+    def set_hyper(self, **values: float) -> None:
+        """A new version of the hyper-parameters."""
+        self.hyper = replace(self.hyper, **values, version=self.hyper.version + 1)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.hyper.lr
+
+    # ------------------------------------------------------------ state
+
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides tensors."""
+        return {
+            "version": self.version,
+            "updates": self.updates,
+            "steps": self.steps,
+            "num_skipped": self.num_skipped,
+            "num_dropped": self.num_dropped,
+            "hyper": vars(self.hyper),
+        }
+
+    def load_counters(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's counters; hyper-parameters are set by the caller."""
+        self.version, self.updates, self.steps = saved["version"], saved["updates"], saved["steps"]
+        self.num_skipped, self.num_dropped = saved["num_skipped"], saved["num_dropped"]
+
+
+def compute_losses(
+    model: ActorCritic,
+    batch: Batch,
+    hyper: Hyperparameters,
+    settings: LearnerConfig,
+    weights: Tensor | None = None,
+    fixed: returns.GAE | None = None,
+) -> Losses:
+    """The whole loss of one optimiser step, from observations to a scalar.
+
+    weights: [T, b] or None.  fixed: advantages computed before the epochs, or None to compute them here.
+    """
+    steps = batch.steps
+    out = model(batch.obs, batch.state, steps["first"])  # params [T+1, b, P], values [T+1, b]
+    distribution = model.distribution(out.params[:-1], {k: v[:-1] for k, v in batch.obs.items()})
+    log_probs = distribution.log_prob(steps["discrete"], steps["continuous"])  # [T, b]
+    log_ratio = log_probs - steps["log_prob"]
+    values = model.denormalize_value(out.values.detach())
+    estimate = fixed or _estimate(log_ratio.detach(), values, steps, hyper, settings)
+    advantages = estimate.advantages
+    if settings.normalize_advantages:
+        advantages = losses.normalize_advantages(advantages, weights)
+
+    reduction = settings.reduction
+    ratio = log_ratio.detach().clamp(-20.0, 20.0).exp()
+    if settings.policy_loss == "ppo_clip":
+        policy_loss, clip_fraction = losses.ppo_clip(
+            log_probs, steps["log_prob"], advantages, hyper.ppo_clip, weights=weights, reduction=reduction
+        )
+    else:
+        policy_loss = losses.policy_gradient(log_probs, advantages, weights, reduction)
+        clip_fraction = losses.reduce((ratio > hyper.pg_rho_clip).float(), weights)
+    clipped = {"old_values": model.normalize_value(steps["value"]), "clip": hyper.value_clip} if hyper.value_clip else {}
+    value_loss = losses.value(
+        out.values[:-1], model.normalize_value(estimate.targets), weights, reduction, **clipped
+    )
+    entropy = distribution.entropy()
+    if settings.exploration == "entropy":
+        exploration_loss = losses.entropy(entropy, weights, reduction)
+    else:
+        exploration_loss = losses.symmetric_kl(distribution.symmetric_kl_to_uniform(), weights, reduction)
+    # KL(mu || pi) ≈ E_mu[(pi/mu - 1) - log(pi/mu)], which is never negative.
+    kl = (log_ratio.clamp(-20.0, 20.0).exp() - 1.0) - log_ratio
+    # L = L_policy + c_v L_value + c_e L_exploration + c_kl KL
+    total = policy_loss + hyper.value_coef * value_loss + hyper.exploration_coef * exploration_loss
+    if hyper.kl_coef:
+        total = total + hyper.kl_coef * losses.reduce(kl, weights, reduction)
+    with torch.no_grad():
+        terms = {
+            "policy_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "exploration_loss": exploration_loss.detach(),
+            "entropy": losses.reduce(entropy.detach(), weights),
+            "kl": losses.reduce(kl.detach(), weights),
+            "ratio_mean": losses.reduce(ratio, weights),
+            "clip_fraction": clip_fraction.detach(),
+            "explained_variance": _explained_variance(estimate.targets, values[:-1]),
+            "value_mean": losses.reduce(values[:-1], weights),
+        }
+    return Losses(total, terms, estimate.targets)
+
+
+def learning_rewards(rewards: Tensor, settings: LearnerConfig) -> Tensor:
+    """Scaled, then clipped; the raw ones stay in the store and in the statistics."""
+    scaled = rewards * settings.reward_scale
+    return scaled.clamp(-settings.reward_clip, settings.reward_clip) if settings.reward_clip else scaled
+
+
+def _estimate(
+    log_rhos: Tensor, values: Tensor, steps: Mapping[str, Tensor], hyper: Hyperparameters, settings: LearnerConfig
+) -> returns.VTrace | returns.GAE:
+    """Targets and advantages [T, b] of the chosen estimator; values: [T+1, b] raw."""
+    rewards = learning_rewards(steps["reward"], settings)
+    if settings.advantage == "gae":
+        return _gae(values, steps, rewards, hyper)
+    following = returns.next_values(values, steps["truncated"], steps["truncation_value"])
+    args = (log_rhos, rewards, steps["terminated"], steps["truncated"], values[:-1], following, hyper.gamma)
+    return returns.vtrace(
+        *args, rho_clip=hyper.rho_clip, c_clip=hyper.c_clip, pg_rho_clip=hyper.pg_rho_clip, lambda_=hyper.lambda_
+    )
+
+
+def _gae(values: Tensor, steps: Mapping[str, Tensor], rewards: Tensor, hyper: Hyperparameters) -> returns.GAE:
+    following = returns.next_values(values, steps["truncated"], steps["truncation_value"])
+    return returns.gae(
+        rewards, steps["terminated"], steps["truncated"], values[:-1], following, hyper.gamma, hyper.lambda_
+    )
+
+
+def _explained_variance(targets: Tensor, values: Tensor) -> Tensor:
+    """1 - Var(target - V) / Var(target); 0 when the targets do not vary."""
+    variance = targets.var(correction=0)
+    return torch.where(variance > 1e-12, 1.0 - (targets - values).var(correction=0) / variance, 0.0)
+
+
+# ---------------------------------------------------------------- optimisers
+
+
+class RMSPropTF(torch.optim.Optimizer):
+    """RMSProp as TensorFlow 1 has it, which IMPALA's ε belongs to: ε inside the root, accumulators start at 1."""
+
+    def __init__(self, params: Iterable[torch.nn.Parameter], lr: float, decay: float, eps: float) -> None:
+        super().__init__(params, {"lr": lr, "decay": decay, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """s ← decay s + (1 - decay) g²;  θ ← θ - lr g / sqrt(s + ε)."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["square_avg"] = torch.ones_like(p)
+                square = state["square_avg"]
+                square.mul_(group["decay"]).addcmul_(p.grad, p.grad, value=1.0 - group["decay"])
+                p.addcdiv_(p.grad, (square + group["eps"]).sqrt_(), value=-group["lr"])
+
+
+def make_optimizer(settings: LearnerConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimiser that `settings` names."""
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=settings.lr, eps=settings.optimizer_eps, fused=True)
+    if settings.optimizer == "rmsprop":
+        return torch.optim.RMSprop(
+            parameters, lr=settings.lr, alpha=settings.rmsprop_decay, eps=settings.optimizer_eps
+        )
+    return RMSPropTF(parameters, settings.lr, settings.rmsprop_decay, settings.optimizer_eps)

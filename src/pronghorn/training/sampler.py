@@ -1,0 +1,331 @@
+"""The sampler: asks environments for rows that are ready, acts on them, and writes one row of each unroll per decision.
+
+It is one `step()`, called by a loop in a thread of its own, on a remote actor, or by a test. It neither trains nor
+logs, and it knows neither algorithm nor losses.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pronghorn.config import derive_seed
+from pronghorn.models.actor_critic import ActorCritic
+from pronghorn.ops.distributions import to_env
+from pronghorn.training.metrics import EpisodeTracker
+from pronghorn.training.store import Slots, Store
+from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec, Event, LeafSpec, Pool, Ready
+
+POLL_S = 0.1  # a blocked sampler still looks for stops and deaths this often
+NO_SLOT = -1
+_ACTS = np.array([True, True, True, False, False])  # by Event: rows that get an action which is recorded
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Weights and normaliser statistics of one policy_version; never written again."""
+
+    version: int
+    tensors: dict[str, Tensor]
+
+    @staticmethod
+    def of(model: ActorCritic, version: int) -> Snapshot:
+        """Copy a model's state."""
+        return Snapshot(version, {k: v.detach().clone() for k, v in model.state_dict().items()})
+
+
+class Publisher:
+    """Hands snapshots from the learner to the sampler: one reference, replaced as a whole."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.latest = snapshot
+
+
+def sampled_leaves(spec: EnvSpec, *, last_action: bool, last_reward: bool) -> dict[str, LeafSpec]:
+    """The observation as the model sees it: the environment's leaves and the last action and reward if asked for."""
+    leaves = dict(spec.observation)
+    if last_action and spec.action.num_discrete:
+        leaves[LAST_ACTION] = LeafSpec((spec.action.num_discrete,), "int64", "last_action", n=spec.action.discrete)
+    if last_action and spec.action.num_continuous:
+        leaves[LAST_ACTION + "_continuous"] = LeafSpec((spec.action.num_continuous,), "float32", "last_action")
+    if last_reward:
+        leaves[LAST_REWARD] = LeafSpec((), "float32", "last_reward")
+    return leaves
+
+
+class Sampler:
+    """Collects experience of all rows of a pool under one policy into its store.
+
+    Per row it keeps: the slot being filled (or none), t within it, and whether an action is on its way. Rows whose
+    next unroll finds no free slot are held unanswered, while all others go on.
+    """
+
+    def __init__(
+        self, pool: Pool, store: Store, actor: ActorCritic, publisher: Publisher, tracker: EpisodeTracker, *, seed: int
+    ) -> None:
+        self.pool, self.store, self.actor, self.publisher, self.tracker = pool, store, actor, publisher, tracker
+        self.device = store.device
+        self.version = -1
+        self.num_steps = 0
+        self.seconds = {"envs": 0.0, "record": 0.0, "act": 0.0, "slots": 0.0}
+        self.stop = threading.Event()
+        self._reseed: int | None = None
+        self._generator = torch.Generator(self.device)
+        self._seed(seed)
+        n, action = pool.num_rows, pool.spec.action
+        self._slot: Slots = np.full(n, NO_SLOT, np.int64)
+        self._t = np.zeros(n, np.int64)
+        self._acted = np.zeros(n, np.bool_)
+        self._state = actor.initial_state(n, self.device)
+        self._last_discrete = np.full((n, action.num_discrete), -1, np.int64)
+        self._last_continuous = np.zeros((n, action.num_continuous), np.float32)
+        self._last_reward = np.zeros(n, np.float32)
+        self._held: deque[Ready] = deque()
+
+    def run(self, on_error: Callable[[BaseException], None]) -> None:
+        """Step until `stop` is set; an exception goes to the caller of the run, with its traceback."""
+        try:
+            while not self.stop.is_set():
+                self.step()
+        except BaseException as error:
+            on_error(error)
+
+    def step(self) -> None:
+        """Serve rows that are ready once: record what their last action caused, act, send."""
+        if self._reseed is not None:
+            self._restart_rows(self._reseed)
+        ready = self._held_ready() or self._receive()
+        if ready is None:
+            return
+        self._load_weights()
+        start = time.perf_counter()
+        discrete, continuous = self._act(ready)
+        self.seconds["act"] += time.perf_counter() - start
+        self.pool.send(ready.rows, discrete, continuous)
+
+    def request_reseed(self, seed: int) -> None:
+        """At the next step: void unrolls in progress, seed environments and action sampling anew, reset every row."""
+        self._reseed = seed
+
+    # ------------------------------------------------------------ rows that are ready
+
+    def _held_ready(self) -> Ready | None:
+        """The rows held longest, if there are slots for them now."""
+        return self._held.popleft() if self._held and self._start_unrolls(self._held[0]) else None
+
+    def _receive(self) -> Ready | None:
+        """What the pool delivers next, recorded, with a slot for each row that acts; rows without one are held."""
+        blocked = sum(len(ready.rows) for ready in self._held) == self.pool.num_rows
+        start = time.perf_counter()
+        if blocked:
+            self.store.wait_for_slots(POLL_S)
+        ready = self.pool.recv(0.0 if blocked else POLL_S)
+        received = time.perf_counter()
+        self.seconds["slots" if blocked else "envs"] += received - start
+        if ready is None:
+            return None
+        self._record(ready)
+        lost = ready.event == Event.LOST
+        if lost.any():
+            ready = self._without_lost(ready, lost)
+        self.seconds["record"] += time.perf_counter() - received
+        if ready is None or self._start_unrolls(ready):
+            return ready
+        self._held.append(_copy(ready))
+        return None
+
+    def _without_lost(self, ready: Ready, lost: NDArray[np.bool_]) -> Ready | None:
+        """Rows of a dead worker are not answered: not these, nor any that were held."""
+        gone = ready.rows[lost]
+        held = (_select(r, ~np.isin(r.rows, gone)) for r in self._held)
+        self._held = deque(r for r in held if len(r.rows))
+        return None if lost.all() else _select(ready, ~lost)
+
+    def _start_unrolls(self, ready: Ready) -> bool:
+        """Give each acting row that has none a slot with its RNN state; False if there are too few slots."""
+        acting = ready.rows[_ACTS[ready.event]]
+        rows = acting[self._slot[acting] == NO_SLOT]
+        if len(rows) == 0:
+            return True
+        # The version is only a lower bound (newer weights may be loaded before acting), which the lag rule allows.
+        slots = self.store.acquire(len(rows), self.version)
+        if slots is None:
+            return False
+        self._slot[rows], self._t[rows] = slots, 0
+        self.store.state[torch.from_numpy(slots)] = self._state[torch.from_numpy(rows)]
+        return True
+
+    # ------------------------------------------------------------ what the last action caused
+
+    def _record(self, ready: Ready) -> None:
+        """Write reward and ends into row t, complete unrolls that reached T, void those of lost rows."""
+        self.tracker.observe(ready)
+        self._void(ready.rows[ready.event == Event.LOST])
+        index = np.flatnonzero(((ready.event == Event.STEP) | (ready.event == Event.LAST)) & self._acted[ready.rows])
+        rows = ready.rows[index]
+        slots, t, steps = self._slot[rows], self._t[rows], self.store.steps
+        steps["reward"][slots, t] = self._last_reward[rows] = ready.reward[index]
+        steps["terminated"][slots, t] = ready.terminated[index]
+        steps["truncated"][slots, t] = ready.truncated[index] & ~ready.terminated[index]
+        steps["truncation_value"][slots, t] = 0.0
+        if len(ready.final_index):
+            self._record_truncations(ready)
+        self._acted[rows] = False
+        self._t[rows] = t + 1
+        self.num_steps += len(rows)
+        begins = _begins_episode(ready)
+        self._forget_history(ready.rows[begins])
+        full = self._t[rows] == self.store.unroll_length
+        if full.any():
+            self._complete(ready, index[full], begins)
+
+    def _record_truncations(self, ready: Ready) -> None:
+        """V(final observation), by the network that acted, from the RNN state after step t, in raw return units."""
+        rows = ready.rows[ready.final_index]
+        use = self._acted[rows]
+        rows = rows[use]
+        if len(rows) == 0:
+            return
+        obs = self._with_history({k: v[use] for k, v in ready.final_obs.items()}, rows)
+        with torch.inference_mode():
+            state = self._state[torch.from_numpy(rows)]
+            first = torch.zeros((1, len(rows)), dtype=torch.bool, device=self.device)
+            out = self.actor({k: v.unsqueeze(0) for k, v in obs.items()}, state, first)
+            value = self.actor.denormalize_value(out.values[0]).cpu().numpy()
+        self.store.steps["truncation_value"][self._slot[rows], self._t[rows]] = value
+
+    def _complete(self, ready: Ready, index: NDArray[np.int64], begins: NDArray[np.bool_]) -> None:
+        """Row T holds only the bootstrap observation; then the unroll is FULL."""
+        rows = ready.rows[index]
+        slots = self._slot[rows]
+        obs = self._with_history({k: v[index] for k, v in ready.obs.items()}, rows)
+        self._write_obs(obs, slots, self._t[rows])
+        self.store.steps["first"][slots, self.store.unroll_length] = begins[index]
+        self._slot[rows] = NO_SLOT
+        self.store.commit(slots)
+
+    def _void(self, rows: NDArray[np.int64]) -> None:
+        """The rows' worker died: nothing of their unfinished unrolls is kept."""
+        filling = rows[self._slot[rows] != NO_SLOT]
+        if len(filling):
+            self.store.discard(self._slot[filling])
+        self._slot[rows], self._acted[rows] = NO_SLOT, False
+
+    # ------------------------------------------------------------ acting
+
+    def _act(self, ready: Ready) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Row t of each acting row's unroll: obs, action, log mu(a|x), V(x), version. Returns actions for all rows."""
+        acting = _ACTS[ready.event]
+        whole = bool(acting.all())
+        rows = ready.rows if whole else ready.rows[acting]
+        begins = _begins_episode(ready)
+        obs = self._with_history(ready.obs if whole else {k: v[acting] for k, v in ready.obs.items()}, rows)
+        first = begins if whole else begins[acting]
+        slots, t = self._slot[rows], self._t[rows]
+        self._write_obs(obs, slots, t)
+        discrete, continuous, log_prob, value = self._infer(obs, torch.from_numpy(rows), torch.from_numpy(first))
+        steps = self.store.steps
+        steps["first"][slots, t] = first
+        steps["discrete"][slots, t] = self._last_discrete[rows] = discrete.cpu().numpy()
+        steps["continuous"][slots, t] = self._last_continuous[rows] = continuous.cpu().numpy()
+        steps["log_prob"][slots, t] = log_prob.cpu().numpy()
+        steps["value"][slots, t] = value.cpu().numpy()
+        steps["version"][slots, t] = self.version
+        steps["task_id"][slots, t] = self.pool.task_ids[rows]
+        self._acted[rows] = True
+        return self._actions(len(ready.rows), None if whole else acting, discrete, continuous)
+
+    @torch.inference_mode()
+    def _infer(self, obs: dict[str, Tensor], rows: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One forward pass of N rows: discrete [N, D], continuous [N, C], log_prob [N], value [N] in raw units."""
+        rows, first = rows.to(self.device), first.to(self.device)
+        out = self.actor({k: v.unsqueeze(0) for k, v in obs.items()}, self._state[rows], first.unsqueeze(0))
+        self._state[rows] = out.state
+        distribution = self.actor.distribution(out.params[0], obs)
+        discrete, continuous = distribution.sample(self._generator)
+        value = self.actor.denormalize_value(out.values[0])
+        return discrete, continuous, distribution.log_prob(discrete, continuous), value
+
+    def _actions(
+        self, count: int, acting: NDArray[np.bool_] | None, discrete: Tensor, continuous: Tensor
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Actions for the environments, within their bounds; rows that do not act get zeros."""
+        spec = self.pool.spec.action
+        some_discrete = discrete.cpu().numpy()
+        some_continuous = to_env(continuous, spec, self.actor.continuous).cpu().numpy()
+        if acting is None:
+            return some_discrete, some_continuous
+        all_discrete = np.zeros((count, spec.num_discrete), np.int64)
+        all_continuous = np.zeros((count, spec.num_continuous), np.float32)
+        all_discrete[acting], all_continuous[acting] = some_discrete, some_continuous
+        return all_discrete, all_continuous
+
+    # ------------------------------------------------------------ small parts
+
+    def _write_obs(self, obs: dict[str, Tensor], slots: Slots, t: NDArray[np.int64]) -> None:
+        where = torch.from_numpy(slots).to(self.device), torch.from_numpy(t).to(self.device)
+        for name, leaf in obs.items():
+            self.store.obs[name][where] = leaf
+
+    def _with_history(self, obs: dict[str, NDArray[np.generic]], rows: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Observation leaves on the device (the one upload), with last action and reward if the model wants them."""
+        leaves = {k: torch.from_numpy(v).to(self.device) for k, v in obs.items()}
+        for name, last in (
+            (LAST_ACTION, self._last_discrete),
+            (LAST_ACTION + "_continuous", self._last_continuous),
+            (LAST_REWARD, self._last_reward),
+        ):
+            if name in self.store.obs:
+                leaves[name] = torch.from_numpy(last[rows]).to(self.device)
+        return leaves
+
+    def _forget_history(self, rows: NDArray[np.int64]) -> None:
+        self._last_discrete[rows], self._last_continuous[rows], self._last_reward[rows] = -1, 0.0, 0.0
+
+    def _load_weights(self) -> None:
+        snapshot = self.publisher.latest
+        if snapshot.version != self.version:
+            with torch.no_grad():
+                for name, tensor in self.actor.state_dict().items():
+                    tensor.copy_(snapshot.tensors[name])
+            self.version = snapshot.version
+
+    def _restart_rows(self, seed: int) -> None:
+        filling = self._slot[self._slot != NO_SLOT]
+        if len(filling):
+            self.store.discard(filling, lost=False)
+        self._slot[:], self._acted[:] = NO_SLOT, False
+        self._held.clear()
+        self._seed(seed)
+        self.pool.reseed(seed)
+        self._reseed = None
+
+    def _seed(self, seed: int) -> None:
+        self._generator.manual_seed(derive_seed(seed, 1))
+
+
+def _begins_episode(ready: Ready) -> NDArray[np.bool_]:
+    """Rows whose obs is the first of an episode; a life loss is not, so the RNN state lives on through it."""
+    first: NDArray[np.bool_] = (ready.event == Event.FIRST) | ((ready.event == Event.LAST) & ready.episode_over)
+    return first
+
+
+def _select(ready: Ready, keep: NDArray[np.bool_]) -> Ready:
+    """The rows that `keep` marks; final observations were used up by then."""
+    return Ready(
+        ready.rows[keep], ready.event[keep], {k: v[keep] for k, v in ready.obs.items()}, ready.reward[keep],
+        ready.terminated[keep], ready.truncated[keep], ready.episode_over[keep], np.zeros(0, np.int64), {},
+    )  # fmt: skip
+
+
+def _copy(ready: Ready) -> Ready:
+    """A copy that stays valid while its rows are held."""
+    return _select(ready, np.ones(len(ready.rows), np.bool_))

@@ -1,0 +1,264 @@
+"""The unroll store: preallocated unrolls `[slots, T+1, …]` that writers fill and learners take. It moves no weights.
+
+A slot always has one owner and one state:
+
+    FREE ──acquire──▶ FILLING ──commit──▶ FULL ──take──▶ LEARNING ──release──▶ FREE
+                         └──discard (its row was lost, or its policy replaced; counted)──▶ FREE
+
+Pixels and recurrent states live where the learner computes; the small per-step numbers live in NumPy, because they
+are written a few rows at a time and read once. The record of an unroll is declared once, in `step_fields`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pronghorn.errors import StoreError
+from pronghorn.types import ActionSpec, LeafSpec
+
+Slots = NDArray[np.int64]
+
+
+class Slot(IntEnum):
+    """States of a slot."""
+
+    FREE = 0
+    FILLING = 1
+    FULL = 2
+    LEARNING = 3
+
+
+class Field(NamedTuple):
+    """One small per-step number of the record: shape behind [slots, T(+1)], dtype, whether row T exists."""
+
+    shape: tuple[int, ...]
+    dtype: type
+    bootstrap: bool = False
+
+
+def step_fields(action: ActionSpec) -> dict[str, Field]:
+    """The record of one decision besides the observation. Buffers, batches and the wire format derive from it."""
+    return {
+        "first": Field((), np.bool_, bootstrap=True),  # obs[t] begins an episode: the RNN state is reset before it
+        "discrete": Field((action.num_discrete,), np.int64),  # the action taken at obs[t] …
+        "continuous": Field((action.num_continuous,), np.float32),  # … the sample itself, before it meets the bounds
+        "log_prob": Field((), np.float32),  # log mu(a_t | x_t) of the policy that acted
+        "value": Field((), np.float32),  # V(x_t) of the policy that acted, raw return units
+        "version": Field((), np.int64),  # policy_version that acted
+        "reward": Field((), np.float32),  # raw reward that the action caused
+        "terminated": Field((), np.bool_),
+        "truncated": Field((), np.bool_),
+        "truncation_value": Field((), np.float32),  # V(final observation) at a truncation, raw return units, else 0
+        "task_id": Field((), np.int64),
+    }
+
+
+@dataclass
+class Batch:
+    """B unrolls, time-major, on the learner's device.
+
+    obs: leaf → [T+1, B, …]; steps: name of `step_fields` → [T(+1), B, …]; state: [B, S] before row 0.
+    policy_lag: [T, B] int64, learner's version when the batch was taken minus the version that acted.
+    """
+
+    obs: dict[str, Tensor]
+    steps: dict[str, Tensor]
+    state: Tensor
+    policy_lag: NDArray[np.int64]
+
+    @property
+    def num_samples(self) -> int:
+        """T*B."""
+        return int(self.policy_lag.size)
+
+    def columns(self, index: Tensor) -> Batch:
+        """The unrolls of a minibatch; index: [b] int64."""
+        return Batch(
+            {k: v[:, index] for k, v in self.obs.items()},
+            {k: v[:, index] for k, v in self.steps.items()},
+            self.state[index],
+            self.policy_lag[:, index.cpu().numpy()],
+        )
+
+
+class Store:
+    """Preallocated unrolls of one policy, with the bookkeeping of who owns which slot.
+
+    The lag rule lives in `take`: a batch is only handed out if every unroll that stays behind can still enter a
+    later batch within `max_lag`. With `turns` (max_lag 0 and 1) writers start an unroll only against a ticket.
+    """
+
+    def __init__(
+        self,
+        observation: Mapping[str, LeafSpec],
+        action: ActionSpec,
+        *,
+        num_slots: int,
+        unroll_length: int,
+        state_size: int,
+        batch_unrolls: int,
+        max_lag: int,
+        device: torch.device,
+    ) -> None:
+        self.num_slots, self.unroll_length = num_slots, unroll_length
+        self.batch_unrolls, self.max_lag, self.device = batch_unrolls, max_lag, device
+        self.obs = {
+            name: torch.zeros((num_slots, unroll_length + 1, *leaf.shape), dtype=_torch_dtype(leaf.dtype), device=device)
+            for name, leaf in observation.items()
+        }
+        self.steps: dict[str, NDArray[Any]] = {
+            name: np.zeros((num_slots, unroll_length + f.bootstrap, *f.shape), f.dtype)
+            for name, f in step_fields(action).items()
+        }
+        self.state = torch.zeros((num_slots, state_size), device=device)
+        self.turns = max_lag <= 1
+        self.num_discarded = 0
+        self.closed = False
+        self._tickets = 0
+        self._status = np.zeros(num_slots, np.uint8)
+        self._started = np.zeros(num_slots, np.int64)  # policy_version of the unroll's first step
+        self._order = np.zeros(num_slots, np.int64)  # running number of commits: ties are taken oldest first
+        self._commits = 0
+        self._buffers: dict[str, Tensor] = {}  # the batch's observations, reused
+        self._changed = threading.Condition()
+
+    # ------------------------------------------------------------ writers
+
+    def acquire(self, count: int, version: int) -> Slots | None:
+        """`count` FREE slots for unrolls whose first step acts under `version`, or None if there are too few."""
+        with self._changed:
+            if self.turns and self._tickets < count:
+                return None
+            free = np.flatnonzero(self._status == Slot.FREE)[:count]
+            if len(free) < count:
+                return None
+            self._tickets -= count if self.turns else 0
+            self._status[free] = Slot.FILLING
+            self._started[free] = version
+            return free
+
+    def wait_for_slots(self, timeout_s: float) -> None:
+        """Sleep until a slot was freed or a ticket granted, or timeout_s passed."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def grant(self) -> None:
+        """Let the writers start one more batch of unrolls (turns only)."""
+        with self._changed:
+            self._tickets += self.batch_unrolls
+            self._changed.notify_all()
+
+    def commit(self, slots: Slots) -> None:
+        """The unrolls are complete: FILLING → FULL."""
+        with self._changed:
+            self._expect(slots, Slot.FILLING)
+            self._status[slots] = Slot.FULL
+            self._order[slots] = self._commits + np.arange(len(slots))
+            self._commits += len(slots)
+            self._changed.notify_all()
+
+    def discard(self, slots: Slots, *, lost: bool = True) -> None:
+        """The unrolls are void: FILLING → FREE, counted if their rows were lost; tickets go back."""
+        with self._changed:
+            self._expect(slots, Slot.FILLING)
+            self._status[slots] = Slot.FREE
+            self.num_discarded += len(slots) if lost else 0
+            self._tickets += len(slots) if self.turns and lost else 0
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------ learner
+
+    def take(self, version: int, timeout_s: float) -> Slots | None:
+        """The next B FULL slots, oldest first, now LEARNING; None if the batch was not to be had within timeout_s.
+
+        `version` is the learner's. The wait also covers the lag rule (see `_within_lag`).
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.closed or self._batch(version) is not None, timeout_s):
+                return None
+            batch = self._batch(version)
+            if batch is not None:
+                self._status[batch] = Slot.LEARNING
+            return batch
+
+    def gather(self, slots: Slots, version: int) -> Batch:
+        """Copy LEARNING slots into a time-major batch on the device; it is valid until the next gather."""
+        index = torch.from_numpy(slots).to(self.device)
+        steps = {
+            k: torch.from_numpy(np.ascontiguousarray(v[slots].swapaxes(0, 1))).to(self.device)
+            for k, v in self.steps.items()
+        }
+        obs = {k: self._time_major(k, v, slots, index) for k, v in self.obs.items()}
+        lag = version - self.steps["version"][slots].T
+        return Batch(obs, steps, self.state[index], lag)
+
+    def release(self, slots: Slots) -> None:
+        """The batch was copied or trained on: LEARNING → FREE."""
+        with self._changed:
+            self._expect(slots, Slot.LEARNING)
+            self._status[slots] = Slot.FREE
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------ both
+
+    def close(self) -> None:
+        """Wake everyone who waits; `take` then returns None."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    def counts(self) -> dict[str, int]:
+        """Slots in each state."""
+        with self._changed:
+            return {state.name.lower(): int((self._status == state).sum()) for state in Slot}
+
+    def _time_major(self, name: str, leaf: Tensor, slots: Slots, index: Tensor) -> Tensor:
+        """[slots, T+1, …] → [T+1, B, …] in one copy."""
+        if leaf.is_cuda:
+            return leaf.transpose(0, 1).index_select(1, index)
+        # On a CPU one plain copy a slot, into memory that is already mapped, is several times faster than index_select.
+        shape = (self.unroll_length + 1, len(slots), *leaf.shape[2:])
+        out = self._buffers.get(name)
+        if out is None or out.shape != shape:
+            out = self._buffers[name] = torch.empty(shape, dtype=leaf.dtype)
+        for b, slot in enumerate(slots.tolist()):
+            out[:, b].copy_(leaf[slot])
+        return out
+
+    def _batch(self, version: int) -> Slots | None:
+        full = np.flatnonzero(self._status == Slot.FULL)
+        if len(full) < self.batch_unrolls:
+            return None
+        oldest_first = full[np.lexsort((self._order[full], self._started[full]))]
+        batch = oldest_first[: self.batch_unrolls]
+        return batch if self.turns or self._within_lag(batch, version) else None
+
+    def _within_lag(self, batch: Slots, version: int) -> bool:
+        """Whether every unroll left behind can still enter a batch at a lag of at most max_lag.
+
+        One that started at version v must be taken at v + max_lag or before, and each later version takes B of them:
+        for all j ≥ 0, #{left behind, v ≤ version + j - max_lag} ≤ j·B  (earliest deadline first is feasible).
+        """
+        waiting = (self._status == Slot.FILLING) | (self._status == Slot.FULL)
+        waiting[batch] = False
+        versions_left = np.sort(self._started[waiting]) + self.max_lag - version  # later iterations each may wait for
+        return bool((np.arange(1, len(versions_left) + 1) <= versions_left * self.batch_unrolls).all())
+
+    def _expect(self, slots: Slots, state: Slot) -> None:
+        wrong = slots[self._status[slots] != state]
+        if len(wrong):
+            seen = Slot(self._status[wrong[0]]).name
+            raise StoreError(f"Slot {wrong[0]} is {seen}, but only a {state.name} slot may be passed on here.")
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    return torch.from_numpy(np.zeros(0, np.dtype(name))).dtype

@@ -1,0 +1,605 @@
+"""The trainer knows the whole picture: it builds the parts, starts the threads, watches them, and ends the run.
+
+Threads: one samples, one learns, the main one handles signals, the live view and the files. Everything that may go
+wrong in a thread is raised in the main one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+
+from pronghorn.config import Config, changed_settings, derive_seed, from_toml, resolve, resolve_env, to_toml, validate
+from pronghorn.envs.registry import make_pool
+from pronghorn.errors import PronghornError, RunDirError
+from pronghorn.evaluation.evaluate import Evaluation, evaluate
+from pronghorn.evaluation.policy import Policy, build_model, spec_to_json
+from pronghorn.training import checkpoint as checkpoints
+from pronghorn.training.checkpoint import Checkpoint
+from pronghorn.training.learner import Learner
+from pronghorn.training.metrics import EpisodeTracker, LiveView, MetricsWriter
+from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
+from pronghorn.training.store import Store
+from pronghorn.types import Pool
+
+POLL_S = 0.1
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+if hasattr(signal, "SIGUSR1"):
+    EXIT_CODES[signal.SIGUSR1] = 138
+
+_LOG = logging.getLogger("pronghorn")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. reason: 'steps', 'frames', 'minutes', 'return', 'signal', or 'finished already'."""
+
+    run_dir: Path
+    steps: int
+    frames: int
+    updates: int
+    seconds: float
+    reason: str
+    return_mean: float | None
+    eval_mean: float | None
+    exit_code: int
+
+
+def train(config: Config, *, resume: bool = False, started_at: float | None = None) -> Result:
+    """Train until a limit is reached or the process is told to stop; the last state is always saved.
+
+    resume: go on with the run in `config.run_path` (an empty directory starts fresh and says so).
+    started_at: `time.time()` from which `config.minutes` counts; now when None.
+    Raises PronghornError: bad configuration or environment, a run directory that holds a run, a worker that keeps dying.
+    """
+    started_at = time.time() if started_at is None else started_at
+    validate(config)
+    with _locked_run_dir(config.run_path):
+        latest = _previous(config, resume)
+        finished = _already_finished(config, latest)
+        if finished:
+            return finished
+        return _Run(config, latest, started_at).run()
+
+
+class _Run:
+    """One process's share of a run, from its parts to its end."""
+
+    def __init__(self, config: Config, latest: Checkpoint | None, started_at: float) -> None:
+        self.started_at, self.latest = started_at, latest
+        self.run_dir = config.run_path
+        _keep_memory_mapped()
+        with contextlib.ExitStack() as cleanup:
+            seed = config.seed if latest is None else derive_seed(config.seed, 3, latest.state["updates"])
+            self.pool: Pool = make_pool(resolve_env(config), seed=seed, ordered=config.deterministic)
+            cleanup.callback(self.pool.close)
+            self.config = config = resolve(config, self.pool.spec)
+            self._build(config, seed)
+            cleanup.pop_all()
+
+    def _build(self, config: Config, seed: int) -> None:
+        spec = self.pool.spec
+        self.device = pick_device(config.device)
+        torch.manual_seed(derive_seed(config.seed, 0))
+        torch.use_deterministic_algorithms(config.deterministic)
+        torch.set_num_threads(config.threads)
+        leaves = sampled_leaves(spec, last_action=config.model.last_action, last_reward=config.model.last_reward)
+        self.model = build_model(config.model, spec).to(self.device)
+        actor = build_model(config.model, spec).to(self.device)
+        self.learner = Learner(config, self.model)
+        self.tracker = EpisodeTracker(self.pool.num_rows, self.pool.tasks, self.pool.task_ids)
+        self.best_return, self.previous_s = -float("inf"), 0.0
+        self._notes: list[str] = []  # to be said once the log is open
+        if self.latest:
+            self._restore(self.latest)
+        self.store = Store(
+            leaves,
+            spec.action,
+            num_slots=config.num_slots(self.pool.num_rows),
+            unroll_length=config.learner.unroll_length,
+            state_size=actor.state_size,
+            batch_unrolls=config.learner.batch_unrolls,
+            max_lag=config.max_lag,
+            device=self.device,
+        )
+        self.newest = Snapshot.of(self.model, self.learner.version)
+        self.publisher = Publisher(self.newest)
+        self.sampler = Sampler(self.pool, self.store, actor, self.publisher, self.tracker, seed=seed)
+        self._reports: list[dict[str, float]] = []
+        self._learner_s = {"wait": 0.0, "gather": 0.0, "train": 0.0, "publish": 0.0}
+        self._lock = threading.Lock()  # of what the learner's thread leaves for the main one
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._reason = ""
+        self._signal = 0
+        self._evaluating: threading.Thread | None = None
+        self._next_eval = time.monotonic() + config.eval.every_s
+        self._evaluation: Evaluation | None = None
+        self._num_evaluations = 0
+        self._last_save = time.monotonic()
+
+    # ------------------------------------------------------------ the run
+
+    def run(self) -> Result:
+        """Start the threads, watch them to the end, save, clean up."""
+        config = self.config
+        self._write_config()
+        resume_steps = self.learner.steps if self.latest else None
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.pool.close)
+            self.writer = stack.enter_context(
+                MetricsWriter(
+                    self.run_dir,
+                    tensorboard=config.log.tensorboard,
+                    wandb=config.log.wandb,
+                    config=to_toml(config),
+                    resume_steps=resume_steps,
+                )
+            )
+            self.view = self._make_view()
+            stack.callback(self.view.stop)
+            stack.enter_context(_logging_to(self.run_dir / "log.txt", self.view, quiet=config.log.live == "off"))
+            stack.enter_context(self._signals())
+            self._say_what_runs()
+            self.view.start()
+            self._mark_interval()
+            self._watch()
+        return self._result()
+
+    def _watch(self) -> None:
+        """The main thread's loop, and the end of the run whatever ended it."""
+        threads = [
+            threading.Thread(target=self.sampler.run, args=(self._fail,), name="sampler", daemon=True),
+            threading.Thread(target=self._learn_until_stopped, name="learner", daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while not self._stop.wait(POLL_S):
+                self._check_limits()
+                if self.config.log.every_s and time.monotonic() >= self._interval["next"]:
+                    self._report()
+                self._evaluate_when_due()
+        finally:
+            self._stop.set()
+            self.sampler.stop.set()
+            self.store.close()
+            for thread in threads:
+                thread.join()
+            if self._evaluating:
+                self._evaluating.join()
+        self._report()
+        self._save()
+        if self._error:
+            raise self._error
+
+    def _learn_until_stopped(self) -> None:
+        try:
+            torch.set_num_threads(self.config.threads)
+            self._learn()
+        except BaseException as error:
+            self._fail(error)
+
+    def _learn(self) -> None:
+        """Batch in, better policy out, until a limit. With max_lag 0 and 1 it also says when sampling may go on."""
+        turns, overlap = self.store.turns, self.config.max_lag == 1
+        self._hand_over(grant=turns)
+        while not self._stop.is_set():
+            slots = self._timed("wait", self.store.take, self.learner.version, POLL_S)
+            if slots is None:
+                continue
+            batch = self._timed("gather", self.store.gather, slots, self.learner.version)
+            self.store.release(slots)
+            ends = self._ends_after(batch.num_samples)
+            saves = self._saves_after()
+            ahead = overlap and not ends and not saves  # a save starts from nothing in progress
+            if ahead:
+                self._hand_over(grant=True)
+            report = self._timed("train", self.learner.iterate, batch)
+            with self._lock:
+                self._reports.append(report)
+            self.newest = self._timed("publish", Snapshot.of, self.model, self.learner.version)
+            if not self.config.log.every_s:
+                self._report()
+            if ends:
+                self._end(ends)
+                return
+            self._save_when_due(saves)
+            if not ahead:
+                self._hand_over(grant=turns)
+
+    def _hand_over(self, *, grant: bool) -> None:
+        """Give the sampler the newest weights; when taking turns, that is also the word to collect a batch."""
+        self.publisher.latest = self.newest
+        if grant:
+            self.store.grant()
+
+    # ------------------------------------------------------------ limits and signals
+
+    def _ends_after(self, samples: int) -> str:
+        """Which limit in steps or frames the next iteration reaches, if any."""
+        steps = self.learner.steps + samples
+        if self.config.steps and steps >= self.config.steps:
+            return "steps"
+        if self.config.frames and steps * self.pool.spec.frame_skip >= self.config.frames:
+            return "frames"
+        return ""
+
+    def _check_limits(self) -> None:
+        if self._signal:
+            self._end("signal")
+        elif self.config.minutes and time.time() - self.started_at >= 60.0 * self.config.minutes:
+            self._end("minutes")
+
+    def _end(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self._stop.set()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._stop.set()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Stop at a signal; a second one forces. Set explicitly: background jobs inherit SIGINT ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        old = {number: signal.signal(number, self._on_signal) for number in EXIT_CODES}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._signal:
+            self.pool.close()
+            os._exit(EXIT_CODES[signal.Signals(number)])
+        self._signal = number
+
+    # ------------------------------------------------------------ evaluation
+
+    def _evaluate_when_due(self) -> None:
+        """Start an evaluation of the newest weights in a thread of its own, at most one at a time."""
+        if self._evaluating and self._evaluating.is_alive():
+            return
+        settings = self.config.eval
+        scheduled = settings.every_s and time.monotonic() >= self._next_eval
+        if scheduled or (settings.until_return is not None and self._looks_solved()):
+            self._evaluating = threading.Thread(target=self._evaluate, name="evaluation", daemon=True)
+            self._evaluating.start()
+
+    def _looks_solved(self) -> bool:
+        """Whether training returns suggest that the return to stop at is reached (asked at most every few seconds)."""
+        now = self.tracker.snapshot()
+        recent = now["episodes"] >= 20 and time.monotonic() >= self._next_eval
+        return recent and now["return_mean"] >= float(self.config.eval.until_return or 0.0)
+
+    def _evaluate(self) -> None:
+        start = time.monotonic()
+        try:
+            snapshot, steps = self.newest, self.learner.steps
+            policy = Policy.from_weights(self.config, self.pool.spec, snapshot.tensors, device="cpu")
+            seed = derive_seed(self.config.seed, 5, self.learner.updates)
+            result = evaluate(policy, self.config, episodes=self.config.eval.episodes, seed=seed, stop=self._stop)
+        except BaseException as error:
+            self._fail(error)
+            return
+        if result is None:  # the run ended first
+            return
+        self._num_evaluations += 1
+        self._evaluation = result
+        _LOG.info("evaluation at %s steps: mean return %.4g ± %.2g over %d episodes", f"{steps:,}", result.mean,
+                  result.stderr, result.episodes)  # fmt: skip
+        result.write(self.run_dir / "eval" / f"{steps:012d}.json", checkpoint=f"{steps} steps")
+        self.view.update({"eval": {"mean": result.mean, "stderr": result.stderr, "episodes": result.episodes}})
+        if result.mean > self.best_return:
+            self.best_return = result.mean
+            self._save_best(snapshot, steps)
+        until = self.config.eval.until_return
+        if until is not None and result.mean >= until:
+            self._end("return")
+        spent = time.monotonic() - start
+        self._next_eval = time.monotonic() + max(self.config.eval.every_s, 3.0, spent / self.config.eval.max_share - spent)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _saves_after(self) -> bool:
+        """Whether the next iteration completes another --checkpoint.every-updates optimiser steps."""
+        every = self.config.checkpoint.every_updates
+        updates = self.learner.updates
+        return bool(every) and (updates + self.config.updates_per_iteration) // every > updates // every
+
+    def _save_when_due(self, by_updates: bool) -> None:
+        """At an iteration's end, in the learner's thread, so that nothing moves meanwhile."""
+        every_s = 0.0 if self.config.deterministic else self.config.checkpoint.every_s
+        if by_updates or (every_s and time.monotonic() - self._last_save >= every_s):
+            self._save()
+        if by_updates and self.store.turns:
+            # What follows must not depend on whether the process goes on or is a new one that resumed here.
+            self.sampler.request_reseed(derive_seed(self.config.seed, 3, self.learner.updates))
+
+    def _save(self) -> None:
+        path = checkpoints.save(
+            self.run_dir / "checkpoints",
+            self.learner.updates,
+            self.model.state_dict(),
+            self.learner.optimizer.state_dict(),
+            self._state(),
+            keep=self.config.checkpoint.keep,
+        )
+        self._last_save = time.monotonic()
+        _LOG.debug("saved %s, params_sha %s", path, checkpoints.params_sha(self.model.state_dict()))
+
+    def _save_best(self, snapshot: Snapshot, steps: int) -> None:
+        state = {"steps": steps, "eval_mean": self.best_return, "version": snapshot.version}
+        empty = {"state": {}, "param_groups": []}
+        checkpoints.save(self.run_dir / "best", steps, snapshot.tensors, empty, state, keep=1)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "learner": self.learner.counters(),
+            "episodes": self.tracker.state(),
+            "best_return": self.best_return if np.isfinite(self.best_return) else None,
+            "eval_mean": self._evaluation.mean if self._evaluation else None,
+            "time_s": self._time_s(),
+            "frame_skip": self.pool.spec.frame_skip,
+            "reason": self._reason,
+            "params_sha": checkpoints.params_sha(self.model.state_dict()),
+        }
+
+    def _restore(self, saved: Checkpoint) -> None:
+        checkpoints.load_weights(self.model, saved.weights, str(saved.path))
+        self.learner.optimizer.load_state_dict(saved.optimizer)
+        state = saved.state
+        self.learner.load_counters(state["learner"])
+        self._restore_hyper(state["learner"]["hyper"])
+        self.tracker.load_state(state["episodes"])
+        if state["best_return"] is not None:
+            self.best_return = float(state["best_return"])
+        self.previous_s = float(state["time_s"])
+        sha = checkpoints.params_sha(self.model.state_dict())
+        if sha != state["params_sha"]:
+            raise PronghornError(f"{saved.path}: the restored weights have params_sha {sha}, saved was {state['params_sha']}.")
+
+    def _restore_hyper(self, saved: dict[str, float]) -> None:
+        """Saved values win, since schedules moved them, except those that were changed on purpose for this resume."""
+        before = from_toml(self.run_dir / "config.toml")
+        changed = dict(changed_settings(before, self.config))
+        for name, (old, new) in changed.items():
+            self._notes.append(f"changed: {name} {old} -> {new}")
+        chosen = vars(self.learner.hyper)
+        kept = {k: v for k, v in saved.items() if k != "version" and f"learner.{k}" not in changed}
+        self.learner.set_hyper(**{k: v for k, v in chosen.items() if k != "version"} | kept)
+
+    def _write_config(self) -> None:
+        checkpoints.write_atomically(self.run_dir / "config.toml", tomli_w.dumps(to_toml(self.config)).encode())
+        spec = json.dumps(spec_to_json(self.pool.spec), indent=1).encode()
+        checkpoints.write_atomically(self.run_dir / "env.json", spec)
+
+    # ------------------------------------------------------------ what it says
+
+    def _report(self) -> None:
+        """One line of metrics over the interval since the last one."""
+        with self._lock:
+            reports, self._reports = self._reports, []
+        now = time.monotonic()
+        steps, span = self.learner.steps, max(now - self._interval["start"], 1e-9)
+        speed = (steps - self._interval["steps"]) / span
+        skip = self.pool.spec.frame_skip
+        metrics: dict[str, Any] = {
+            "time_s": round(self._time_s(), 3),
+            "steps": steps,
+            "frames": steps * skip,
+            "updates": self.learner.updates,
+            "iterations": self.learner.version,
+            "steps_per_s": speed,
+            "frames_per_s": speed * skip,
+            "steps_sampled": self.sampler.num_steps,
+            "worker_restarts": self.pool.restarts,
+            "unrolls_lost": self.store.num_discarded,
+            "remote_unrolls": 0,
+            "world_size": 1,
+            "updates_skipped": self.learner.num_skipped,
+            "samples_dropped": self.learner.num_dropped,
+            "params_sha": checkpoints.params_sha(self.newest.tensors),
+            "stages": self._stage_shares(span),
+            **self.tracker.snapshot(),
+            **_merge(reports),
+        }
+        if self._evaluation:
+            metrics["eval"] = {"mean": self._evaluation.mean, "stderr": self._evaluation.stderr}
+        self.writer.write(metrics)
+        self.view.update(metrics)
+        self._mark_interval()
+
+    def _mark_interval(self) -> None:
+        now = time.monotonic()
+        self._interval = {"start": now, "next": now + self.config.log.every_s, "steps": self.learner.steps}
+        self._stage_marks = {**_prefixed("sampler", self.sampler.seconds), **_prefixed("learner", self._learner_s)}
+
+    def _stage_shares(self, span_s: float) -> dict[str, float]:
+        now = {**_prefixed("sampler", self.sampler.seconds), **_prefixed("learner", self._learner_s)}
+        return {name: (value - self._stage_marks[name]) / span_s for name, value in now.items()}
+
+    def _timed(self, stage: str, function: Any, *args: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*args)
+        self._learner_s[stage] += time.perf_counter() - start
+        return result
+
+    def _time_s(self) -> float:
+        return self.previous_s + time.time() - self.started_at
+
+    def _make_view(self) -> LiveView:
+        config = self.config
+        frames_as_steps = config.frames // self.pool.spec.frame_skip if config.frames else None
+        plain = {"auto": None, "rich": False, "plain": True, "off": True}[config.log.live]
+        minutes = 60.0 * config.minutes if config.minutes else None
+        return LiveView(
+            ", ".join(config.env_names), config.steps or frames_as_steps, minutes, plain,
+            every_s=float("inf") if config.log.live == "off" else 10.0,
+        )  # fmt: skip
+
+    def _say_what_runs(self) -> None:
+        c, n, rows = self.config, self.config.learner, self.pool.num_rows
+        describe = getattr(self.pool, "describe", lambda: "")()
+        lag = {0: "take turns (lag 0)", 1: "overlapped (lag exactly 1)"}.get(c.max_lag, f"free-running (lag at most {c.max_lag})")
+        _LOG.info("%s %s on %s in %s", "resuming" if self.latest else "training", ", ".join(c.env_names), self.device, self.run_dir)
+        _LOG.info("environments: %d rows, %d frames a step. %s", rows, self.pool.spec.frame_skip, describe)
+        _LOG.info("model: %s parameters", f"{self.model.num_parameters:,}")
+        _LOG.info("algorithm: %s, batches of %d unrolls x %d steps = %d samples, %d epoch(s) x %d minibatch(es), %s", c.algo,
+                  n.batch_unrolls, n.unroll_length, c.batch_samples, n.epochs, n.minibatches, lag)  # fmt: skip
+        for note in self._notes:
+            _LOG.warning(note)
+        if not (c.steps or c.frames or c.minutes or c.eval.until_return is not None):
+            _LOG.info("no limit given: runs until Ctrl-C (limits: --steps, --frames, --minutes)")
+
+    def _result(self) -> Result:
+        steps, snapshot = self.learner.steps, self.tracker.snapshot()
+        code = EXIT_CODES[signal.Signals(self._signal)] if self._reason == "signal" else 0
+        return Result(
+            self.run_dir, steps, steps * self.pool.spec.frame_skip, self.learner.updates, self._time_s(), self._reason,
+            snapshot.get("return_mean"), self._evaluation.mean if self._evaluation else None, code,
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- the run directory
+
+
+@contextlib.contextmanager
+def _locked_run_dir(path: Path) -> Iterator[None]:
+    """Create the directory and hold its lock, so that two processes never write one run."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = open(path / "lock", "a")
+    except OSError as error:
+        raise RunDirError(f"Cannot write the run directory {path}: {error.strerror}. Choose another with --run-dir.") from error
+    with lock:
+        try:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass  # no file locks on this platform
+        except OSError as error:
+            raise RunDirError(f"{path} is in use by another process. Choose another with --run-dir.") from error
+        yield
+
+
+def _previous(config: Config, resume: bool) -> Checkpoint | None:
+    """The checkpoint to go on from, or None for a fresh start. Raises RunDirError if the two do not fit."""
+    path = config.run_path
+    holds_run = (path / "config.toml").exists() or (path / "metrics.jsonl").exists()
+    if holds_run and not resume:
+        raise RunDirError(f"{path} holds a run already. Go on with it: add --resume. Or choose another: --run-dir DIR.")
+    if not checkpoints.list_checkpoints(path / "checkpoints"):
+        if resume:
+            print(f"Nothing to resume in {path}: starting a fresh run.", file=sys.stderr)
+        (path / "metrics.jsonl").unlink(missing_ok=True)  # a run that ended before its first checkpoint
+        return None
+    checkpoints.remove_partial(path / "checkpoints")
+    return checkpoints.load_latest(path / "checkpoints", warn=lambda text: print(text, file=sys.stderr))
+
+
+def _already_finished(config: Config, latest: Checkpoint | None) -> Result | None:
+    """The result of a run that reached its limit before, so that there is nothing to do."""
+    if latest is None:
+        return None
+    state, steps = latest.state, int(latest.state["learner"]["steps"])
+    frames = steps * int(state["frame_skip"])
+    solved = config.eval.until_return is not None and (state["eval_mean"] or -np.inf) >= config.eval.until_return
+    by_steps = config.steps is not None and steps >= config.steps
+    by_frames = config.frames is not None and frames >= config.frames
+    if not (solved or by_steps or by_frames):
+        return None
+    what = f"{frames:,} of {config.frames:,} frames" if by_frames else f"{steps:,} of {config.steps:,} steps" if by_steps else (
+        f"an evaluated return of {state['eval_mean']:.4g} (asked for: {config.eval.until_return:.4g})")  # fmt: skip
+    print(f"Already at {what}: nothing to do. Ask for more to go on.", file=sys.stderr)
+    return Result(config.run_path, steps, frames, int(latest.state["updates"]), float(state["time_s"]), "finished already",
+                  None, state["eval_mean"], 0)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _logging_to(path: Path, view: LiveView, *, quiet: bool) -> Iterator[None]:
+    """Send this package's log to log.txt and, from INFO on, above the live view."""
+    handlers: list[logging.Handler] = [logging.FileHandler(path)]
+    handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    if not quiet:
+        handlers.append(_ViewHandler(view))
+    _LOG.setLevel(logging.DEBUG)
+    for handler in handlers:
+        _LOG.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            _LOG.removeHandler(handler)
+            handler.close()
+
+
+class _ViewHandler(logging.Handler):
+    def __init__(self, view: LiveView) -> None:
+        super().__init__(logging.INFO)
+        self.view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.view.message(record.getMessage())
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; auto takes a GPU when there is one. Raises PronghornError if it is absent."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise PronghornError("--device cuda: PyTorch sees no GPU here. Use --device cpu, or install a CUDA build of torch.")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _keep_memory_mapped() -> None:
+    """Tell glibc to keep freed blocks: else each batch maps, zeroes and unmaps hundreds of MB of activations again.
+
+    Learning on a CPU took 1.5-2.7 times as long without it (docs/performance.md).
+    """
+    mmap_threshold_max, trim_threshold, arena_max = -4, -1, -8  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_ARENA_MAX
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(mmap_threshold_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(arena_max, 1)
+    except (OSError, AttributeError):
+        pass  # not glibc: nothing to tune
+
+
+def _merge(reports: list[dict[str, float]]) -> dict[str, float]:
+    """Means over the interval's iterations; policy_lag_min and _max are extremes, lr is the last."""
+    if not reports:
+        return {}
+    merged = {name: float(np.mean([r[name] for r in reports if name in r])) for name in reports[-1]}
+    merged["policy_lag_min"] = min(r["policy_lag_min"] for r in reports)
+    merged["policy_lag_max"] = max(r["policy_lag_max"] for r in reports)
+    if "lr" in reports[-1]:
+        merged["lr"] = reports[-1]["lr"]
+    return merged
+
+
+def _prefixed(prefix: str, values: dict[str, float]) -> dict[str, float]:
+    return {f"{prefix}: {name}": value for name, value in values.items()}

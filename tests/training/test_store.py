@@ -1,0 +1,166 @@
+"""The store: ownership of slots, the lag rule, turns, and batches in time-major order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pronghorn.errors import StoreError
+from pronghorn.training.store import Store
+from pronghorn.types import ActionSpec, LeafSpec
+
+
+def make_store(num_slots: int = 8, batch: int = 2, max_lag: int = 4, length: int = 3) -> Store:
+    return Store(
+        {"obs": LeafSpec((2,), "float32", "vector")},
+        ActionSpec(discrete=(3,)),
+        num_slots=num_slots,
+        unroll_length=length,
+        state_size=1,
+        batch_unrolls=batch,
+        max_lag=max_lag,
+        device=torch.device("cpu"),
+    )
+
+
+def fill(store: Store, count: int, version: int) -> np.ndarray:
+    slots = store.acquire(count, version)
+    assert slots is not None
+    store.steps["version"][slots] = version
+    return slots
+
+
+def test_a_slot_goes_round_and_always_has_one_state() -> None:
+    store = make_store(num_slots=4)
+    slots = fill(store, 3, 0)
+    assert store.counts() == {"free": 1, "filling": 3, "full": 0, "learning": 0}
+    store.commit(slots[:2])
+    taken = store.take(0, 0.0)
+    assert taken is not None
+    assert sorted(taken) == sorted(slots[:2])
+    assert store.counts() == {"free": 1, "filling": 1, "full": 0, "learning": 2}
+    store.release(taken)
+    store.discard(slots[2:])
+    assert store.counts()["free"] == 4
+    assert store.num_discarded == 1
+
+
+@pytest.mark.parametrize("misuse", ["commit", "discard", "release"])
+def test_misuse_names_slot_and_states(misuse: str) -> None:
+    store = make_store()
+    with pytest.raises(StoreError, match="Slot 5 is FREE, but only a (FILLING|LEARNING) slot"):
+        getattr(store, misuse)(np.array([5]))
+
+
+def test_too_few_free_slots_give_none_and_take_nothing() -> None:
+    store = make_store(num_slots=4)
+    assert fill(store, 3, 0) is not None
+    assert store.acquire(2, 0) is None
+    assert store.counts()["free"] == 1
+
+
+def test_batches_take_the_oldest_first() -> None:
+    store = make_store()
+    newer, older = fill(store, 2, 1), fill(store, 2, 0)
+    store.commit(newer)
+    store.commit(older)
+    taken = store.take(1, 0.0)
+    assert taken is not None
+    assert sorted(taken) == sorted(older)
+
+
+def test_the_learner_waits_for_an_unfinished_unroll_that_would_get_too_old() -> None:
+    store = make_store(num_slots=8, batch=2, max_lag=4)
+    old = fill(store, 1, 0)  # still being filled, started at version 0
+    store.commit(fill(store, 2, 3))
+    # At version 3 the next batch is taken at 4, where the old unroll is still within its lag of 4.
+    assert store.take(3, 0.0) is not None
+    store.commit(fill(store, 2, 4))
+    # At version 4 the next batch would be taken at 5: the old unroll must be in this one.
+    assert store.take(4, 0.0) is None
+    store.commit(old)
+    taken = store.take(4, 0.0)
+    assert taken is not None
+    assert old[0] in taken
+
+
+def test_the_lag_rule_looks_ahead_when_many_unrolls_are_equally_old() -> None:
+    store = make_store(num_slots=8, batch=2, max_lag=2)
+    filling = fill(store, 4, 0)
+    store.commit(fill(store, 2, 0))
+    # 4 unrolls of version 0 stay behind; batches at versions 1 and 2 take 4: just feasible.
+    taken = store.take(0, 0.0)
+    assert taken is not None
+    store.release(taken)
+    store.commit(fill(store, 2, 1))
+    # At version 1 only the batch at 2 is left for those 4, which takes 2: wait.
+    assert store.take(1, 0.0) is None
+    store.commit(filling[:2])
+    assert store.take(1, 0.0) is not None
+
+
+def test_no_interleaving_of_random_speeds_exceeds_the_lag_or_deadlocks() -> None:
+    """Rows of very different speeds, a learner that is always hungry: lag ≤ max_lag, and training never stops."""
+    rng = np.random.default_rng(0)
+    rows, batch, length, max_lag = 6, 2, 3, 5
+    store = make_store(num_slots=rows + 2 * batch, batch=batch, max_lag=max_lag, length=length)
+    speed = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.02])
+    slot, t, version, seen = np.full(rows, -1), np.zeros(rows, int), 0, []
+    for _ in range(6000):
+        for row in np.flatnonzero(rng.random(rows) < speed):
+            if slot[row] < 0:
+                got = store.acquire(1, version)
+                if got is None:
+                    continue
+                slot[row], t[row] = got[0], 0
+            store.steps["version"][slot[row], t[row]] = version
+            t[row] += 1
+            if t[row] == length:
+                store.commit(slot[row : row + 1])
+                slot[row] = -1
+        taken = store.take(version, 0.0)
+        if taken is not None:
+            seen.append(store.gather(taken, version).policy_lag.max())
+            store.release(taken)
+            version += 1
+    assert max(seen) <= max_lag
+    assert max(seen) == max_lag  # the slow row really made the learner wait
+    assert version > 100
+
+
+def test_turns_need_tickets_and_lost_unrolls_give_theirs_back() -> None:
+    store = make_store(num_slots=8, batch=2, max_lag=1)
+    assert store.acquire(1, 0) is None
+    store.grant()
+    slots = store.acquire(2, 0)
+    assert slots is not None
+    assert store.acquire(1, 0) is None
+    store.discard(slots[:1])
+    assert store.acquire(1, 0) is not None
+
+
+def test_gather_is_time_major_and_keeps_each_unroll_together() -> None:
+    store = make_store()
+    slots = fill(store, 2, 0)
+    for slot in slots:
+        for t in range(4):
+            store.obs["obs"][slot, t] = torch.tensor([slot, t], dtype=torch.float32)
+        store.steps["reward"][slot] = 10 * slot + np.arange(3)
+        store.steps["version"][slot] = [0, 1, 1]
+        store.state[slot] = float(slot)
+    store.commit(slots)
+    batch = store.gather(slots, version=3)
+    assert batch.obs["obs"].shape == (4, 2, 2)
+    for b, slot in enumerate(slots):
+        assert batch.obs["obs"][:, b].tolist() == [[slot, t] for t in range(4)]
+        assert batch.steps["reward"][:, b].tolist() == [10 * slot + t for t in range(3)]
+        assert batch.state[b].item() == slot
+    assert batch.steps["first"].shape == (4, 2)
+    assert batch.policy_lag[:, 0].tolist() == [3, 2, 2]
+
+
+def test_close_wakes_a_waiting_learner() -> None:
+    store = make_store()
+    store.close()
+    assert store.take(0, 60.0) is None
