@@ -651,11 +651,12 @@ class WorkerPool:
         if not hang:
             process.wait_exit(0.5)  # so that its own status is seen, not our signal
         status = self._end(process)
-        cause = f"worker {process.index} ({self._site(process)}) {hang or process.epitaph(status)}"
+        site = self._site(process)
+        cause = f"worker {process.index} ({site}) {hang or process.epitaph(status)}"
         process.discard()
         first_life = self._generation[process.index] == 0
         if self._starting or (first_life and process.broke_contract_at_once):
-            self._fail(_typed_error(process.report, cause))
+            self._fail(_start_error(process.report, site, cause))
         self._count_death(cause)
         for unit in self._units_of(process.index):
             unit.ready, unit.lost, unit.void, unit.deadline, unit.records = False, True, unit.taken, _NEVER, []
@@ -703,14 +704,20 @@ class WorkerPool:
         raise error
 
 
-def _typed_error(report: dict[str, Any] | None, cause: str) -> PronghornError:
-    """The error class that a worker's report stands for; user errors without the worker's traceback."""
+def _start_error(report: dict[str, Any] | None, site: str, cause: str) -> PronghornError:
+    """A broken rule is explained by its own message; only a crash needs the worker's traceback."""
     if report is None or report["code"] == "crash":
         return EnvError(cause)
-    if report["code"] == "missing":
-        return MissingExtraError(report["package"], report["extra"], report["purpose"])
+    names_itself = report["code"] in ("unknown", "missing")
+    return typed_error(report["code"], report["message"] if names_itself else f"{site}: {report['message']}", report)
+
+
+def typed_error(code: str, message: str, fields: Mapping[str, Any]) -> PronghornError:
+    """The error of ours that a worker-side error (its `code`) stands for."""
+    if code == "missing":
+        return MissingExtraError(fields["package"], fields["extra"], fields["purpose"])
     kinds: dict[str, type[PronghornError]] = {"space": SpaceError, "unknown": UnknownEnvError}
-    return kinds.get(report["code"], EnvError)(report["message"])
+    return kinds.get(code, EnvError)(message)
 
 
 def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worker: int, num_groups: int) -> None:
@@ -724,6 +731,12 @@ def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worke
     for name, value in (("num_workers", num_workers), ("envs_per_worker", envs_per_worker), ("num_groups", num_groups)):
         if value < 1:
             raise ConfigError(f"env.{name}", value, "it is a count of at least 1", "Give a positive number.")
+    for env in envs:
+        try:
+            json.dumps(env.to_json())
+        except TypeError as error:
+            fix = "Give numbers, text, lists and tables only; build other objects inside the function."
+            raise ConfigError("env.args", dict(env.kwargs), f"arguments travel as JSON ({error})", fix) from None
     if not 1 <= len(envs) <= num_workers * envs_per_worker:
         raise ConfigError(
             "env.id", [env.name for env in envs],

@@ -20,6 +20,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import math
 import os
 import sys
@@ -162,7 +163,9 @@ class GymnasiumEnv:
         return {str(key): float(x) for key, x in self._last_info.items() if _is_number(x)}
 
     def close(self) -> None:
-        self.env.close()
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
 
 
 def _is_number(value: Any) -> bool:
@@ -209,7 +212,10 @@ def make(
         return GymnasiumEnv(_make_gym(target, kwargs, render, register), name=target, **options)
     if kind != "call":
         raise NotFound("no kind of environment is called %r; there are gym, call, doom" % (kind,))
-    return flat(_named_imports(load, target)(**kwargs), target, options)
+    function = _named_imports(load, target)
+    if render and "render_mode" in inspect.signature(function).parameters:
+        kwargs.setdefault("render_mode", "rgb_array")
+    return flat(function(**kwargs), target, options)
 
 
 def flat(env: Any, name: str = "", options: Optional[Mapping[str, Any]] = None) -> Any:

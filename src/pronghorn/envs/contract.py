@@ -1,0 +1,234 @@
+"""The contract of an environment as a suite that users run on theirs: `pronghorn.check_env`. It trains nothing.
+
+The environment is built and stepped in the calling process, so that a debugger reaches it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronghorn.envs.registry import resolve
+from pronghorn.envs.workers import typed_error
+from pronghorn.envworker import adapters, spaces
+from pronghorn.errors import EnvError, UsageError
+
+Step = tuple[dict[str, NDArray[Any]], float, bool, bool, bool, Any]
+NUM_STEPS = 20
+
+
+def check_env(make: str | Callable[[], Any], *, seed: int = 0, num_steps: int = NUM_STEPS) -> list[str]:
+    """Check one environment against the contract and return the rules that it keeps, in order.
+
+    make: a name (`doom:basic`, `module:function`), or a function that builds a Gymnasium or flat environment. It
+        is called twice.
+    num_steps: random steps that each of the two environments takes.
+
+    Raises EnvError (SpaceError, UnknownEnvError, MissingExtraError) at the first rule that is broken, with the
+    rule, what was seen and the fix.
+    """
+    with _own_directory(make):
+        return _checked(make, seed, num_steps)
+
+
+def _checked(make: str | Callable[[], Any], seed: int, num_steps: int) -> list[str]:
+    passed: list[str] = []
+    first, second = _build(make), _build(make)
+    try:
+        passed += ["the spaces have a flat form", *_check_spec(first)]
+        recording = _play(first, seed, num_steps)
+        passed += _check_recording(first, recording)
+        passed += _check_seeding(recording, _play(second, seed, num_steps))
+        passed += _check_raw(first, seed)
+        passed += _check_episode_end(first, seed)
+    finally:
+        first.close()
+        second.close()
+    return passed
+
+
+@contextlib.contextmanager
+def _own_directory(make: object) -> Iterator[None]:
+    """A temporary directory for Doom's engine, which writes where it runs."""
+    if not (isinstance(make, str) and make.startswith("doom:")):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="pronghorn-") as directory, contextlib.chdir(Path(directory)):
+        yield
+
+
+def _broken(rule: str, seen: str, fix: str) -> EnvError:
+    return EnvError(f"the rule '{rule}' is broken: {seen}. {fix}")
+
+
+def _translated(call: Callable[[], Any]) -> Any:
+    """call(), with the worker-side errors turned into ours."""
+    try:
+        return call()
+    except (spaces.ContractBroken, adapters.NotFound, adapters.PackageMissing) as error:
+        raise typed_error(error.code, str(error), vars(error)) from error
+
+
+def _build(make: str | Callable[[], Any]) -> Any:
+    if isinstance(make, str):
+        env = resolve(make)
+        if env.backend != "worker":
+            raise UsageError(f"check_env: {make} is not an environment of worker processes; there is nothing to check.")
+        return _translated(lambda: adapters.make(env.kind, env.target, env.kwargs, env.options))
+    return _translated(lambda: adapters.flat(make(), getattr(make, "__name__", "the function")))
+
+
+def _actions(spec: dict[str, Any], rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    action = spec["action"]
+    discrete = np.array([rng.integers(n) for n in action["discrete"]], np.int64)
+    low, high = np.array(action["low"], np.float32), np.array(action["high"], np.float32)
+    return discrete, (low + (high - low) * rng.random(len(low), dtype=np.float32)).astype(np.float32)
+
+
+def _play(env: Any, seed: int, num_steps: int) -> list[Step]:
+    """The first observation (as a step without reward) and `num_steps` random steps, resetting where needed."""
+    rng = np.random.default_rng(seed)
+    obs = _translated(lambda: env.reset(seed))
+    record: list[Step] = [(obs, 0.0, False, False, False, {})]
+    for _ in range(num_steps):
+        step = _translated(lambda: env.step(*_actions(env.spec, rng)))
+        record.append(step)
+        if step[4]:
+            _translated(lambda: env.reset(None))
+    return record
+
+
+def _check_spec(env: Any) -> list[str]:
+    rule = "spec names its observation leaves and its action"
+    for key in ("observation", "action"):
+        if not isinstance(env.spec.get(key), dict):
+            raise _broken(rule, f"spec has no '{key}'", "See envworker/adapters.py for the form of a spec.")
+    missing = [name for name in ("reset", "step", "render", "close") if not callable(getattr(env, name, None))]
+    if missing:
+        raise _broken("reset, step, render and close exist", f"{missing} are missing", "Add them.")
+    return [rule, "reset, step, render and close exist"]
+
+
+def _check_recording(env: Any, recording: list[Step]) -> list[str]:
+    for obs, reward, terminated, truncated, over, info in recording:
+        _check_obs(env.spec["observation"], obs)
+        _check_reward(reward)
+        for name, flag in (("terminated", terminated), ("truncated", truncated), ("episode_over", over)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise _broken("flags are bools", f"{name} is {flag!r}", "Return True or False.")
+        _check_info(env.spec, info)
+    _check_aliasing(recording)
+    return [
+        "observations fit their space in shape, dtype and bounds",
+        "rewards are finite numbers",
+        "flags are bools",
+        "declared info fields are numbers",
+        "an observation stays as it was when the next one comes",
+    ]
+
+
+def _check_obs(leaves: dict[str, Any], obs: dict[str, NDArray[Any]]) -> None:
+    rule = "observations fit their space in shape, dtype and bounds"
+    if set(obs) != set(leaves):
+        raise _broken(rule, f"leaves {sorted(obs)} came, {sorted(leaves)} are declared", "Return exactly these.")
+    for name, leaf in leaves.items():
+        value = obs[name]
+        if value.shape != tuple(leaf["shape"]) or value.dtype != np.dtype(leaf["dtype"]):
+            seen = f"leaf '{name}' is {value.dtype} {value.shape}, declared is {leaf['dtype']} {tuple(leaf['shape'])}"
+            raise _broken(rule, seen, "Convert it, or declare what it is.")
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise _broken(rule, f"leaf '{name}' holds NaN or infinity", "Find the step that makes it.")
+        _check_bounds(rule, name, leaf, value)
+
+
+def _check_bounds(rule: str, name: str, leaf: dict[str, Any], value: NDArray[Any]) -> None:
+    if not value.size or leaf["kind"] in ("discrete", "binary", "mask"):
+        return
+    low, high = float(leaf.get("low", "-inf")), float(leaf.get("high", "inf"))
+    if value.min() < low or value.max() > high:
+        seen = f"leaf '{name}' spans [{value.min():g}, {value.max():g}], declared is [{low:g}, {high:g}]"
+        raise _broken(rule, seen, "Clip it or widen the bounds.")
+
+
+def _check_reward(reward: Any) -> None:
+    if isinstance(reward, bool) or not np.isscalar(reward) or not np.isfinite(float(reward)):  # type: ignore[arg-type]
+        raise _broken("rewards are finite numbers", f"the reward {reward!r} came", "Return a finite float.")
+
+
+def _check_info(spec: dict[str, Any], info: Any) -> None:
+    for name in spec.get("info", ()):
+        value = info.get(name, 0.0) if isinstance(info, dict) else None
+        if not isinstance(value, (bool, int, float, np.number, np.bool_)):
+            raise _broken("declared info fields are numbers", f"info['{name}'] is {value!r}", "Give a number.")
+
+
+def _check_aliasing(recording: list[Step]) -> None:
+    for (before, *_), (after, *_) in pairwise(recording):
+        for name in before:
+            if np.shares_memory(before[name], after[name]):
+                raise _broken(
+                    "an observation stays as it was when the next one comes",
+                    f"leaf '{name}' of two successive steps shares memory",
+                    "Return a copy: the earlier observation has become the later one.",
+                )
+
+
+def _check_seeding(one: list[Step], other: list[Step]) -> list[str]:
+    rule = f"the same seed and actions give the same {len(one) - 1} steps"
+    for index, (a, b) in enumerate(zip(one, other, strict=True)):
+        same = all(np.array_equal(a[0][name], b[0][name]) for name in a[0]) and a[1:5] == b[1:5]
+        if not same:
+            where = "the first observation differs" if index == 0 else f"step {index} differs"
+            raise _broken(
+                rule,
+                f"{where} between two environments that were reset with one seed",
+                "Draw every random number from self.np_random, and call super().reset(seed=seed) in reset().",
+            )
+    return [rule]
+
+
+def _check_raw(env: Any, seed: int) -> list[str]:
+    """Rules on what a Gymnasium environment itself returns, before our adapter has mended it."""
+    raw = getattr(env, "env", None)
+    if raw is None or not hasattr(raw, "observation_space"):
+        return []
+    rule = "observation_space.contains() holds for what reset and step return"
+    obs, _ = raw.reset(seed=seed)
+    for name in ("reset", "step"):
+        if name == "step":
+            obs = raw.step(raw.action_space.sample())[0]
+        if not raw.observation_space.contains(obs):
+            seen = f"{name}() gave {_summary(obs)}, the space is {raw.observation_space}"
+            raise _broken(rule, seen, "Mend the space or the observation.")
+    return [rule]
+
+
+def _summary(obs: Any) -> str:
+    if isinstance(obs, np.ndarray):
+        return f"{obs.dtype} {obs.shape} in [{obs.min():g}, {obs.max():g}]" if obs.size else f"{obs.dtype} {obs.shape}"
+    return repr(obs) if sys.getsizeof(obs) < 500 else type(obs).__name__
+
+
+def _check_episode_end(env: Any, seed: int, max_steps: int = 2000) -> list[str]:
+    """Play to one episode's end, if one comes, and reset after it."""
+    rng = np.random.default_rng(seed + 1)
+    _translated(lambda: env.reset(seed))
+    for _ in range(max_steps):
+        obs, _, terminated, truncated, over, _ = _translated(lambda: env.step(*_actions(env.spec, rng)))
+        _check_obs(env.spec["observation"], obs)
+        if over and not (terminated or truncated):
+            raise _broken(
+                "an episode that is over was terminated or truncated", "it was neither", "Set one of the flags."
+            )
+        if over:
+            _check_obs(env.spec["observation"], _translated(lambda: env.reset(None)))
+            return ["the last observation of an episode fits, and reset starts the next"]
+    return [f"no episode ended within {max_steps} steps: its end was not checked"]

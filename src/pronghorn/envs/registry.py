@@ -1,0 +1,390 @@
+"""Turns names into environments: `doom:basic` into what a back end builds, and a config into a running pool.
+
+It imports no environment package where a look at the installed files will do, and never torch. What only the
+worker can know (does `make` work? is the level's name right?) the worker reports when it starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronghorn.envs.workers import ResolvedEnv, WorkerPool
+from pronghorn.envworker.adapters import PLUGINS, unknown_id
+from pronghorn.errors import ConfigError, EnvError, MissingExtraError, UnknownEnvError, UsageError
+from pronghorn.types import Event, Pool, Ready
+
+if TYPE_CHECKING:
+    from pronghorn.config import Config
+
+Observation = dict[str, NDArray[Any]]
+ADAPTER_PREFIX = "adapter."  # arguments for our adapter, not for the environment: adapter.frame_skip
+_PLANNED = {"dmlab": "DeepMind Lab levels", "pettingzoo": "PettingZoo games", "envpool": "EnvPool environments"}
+_registered: dict[str, str] = {}  # the one registry of the package: name -> 'module:function'
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One line of `pronghorn envs`. extra: what to install when it is not available ('' where nothing is missing)."""
+
+    name: str
+    summary: str
+    extra: str = ""
+
+
+# ------------------------------------------------------------------------------------------------- names
+
+
+def register_env(name: str, target: str | Callable[..., Any]) -> None:
+    """Give an environment of your own a name that configs and the command line know.
+
+    target: 'my_package.envs:make', 'path/file.py:make', or a function or class at the top level of a module. It is
+    called with the environment's keyword arguments and returns a Gymnasium (or flat) environment. Workers are
+    fresh processes that import it by that path, so a lambda or an inner function will not do.
+    Raises UsageError for such a target, and for a name with a colon, which the built-in kinds use.
+    """
+    if ":" in name or "," in name or not name:
+        raise UsageError(f"register_env: the name {name!r} must not be empty nor hold ':' or ','. Try 'my_maze'.")
+    _registered[name] = target if isinstance(target, str) else import_path(target)
+
+
+def import_path(function: Callable[..., Any]) -> str:
+    """'module:name' or 'path/file.py:name' by which another process can import a top-level function or class."""
+    name = getattr(function, "__qualname__", "")
+    module = sys.modules.get(getattr(function, "__module__", "") or "")
+    if not name or "<" in name or module is None:
+        raise UsageError(
+            f"{function!r} cannot be imported by a worker process. Make it a function at the top level of a module "
+            "and name it 'module:function'; give its arguments with --env.args or EnvConfig(args=...)."
+        )
+    if module.__name__ != "__main__":
+        return f"{module.__name__}:{name}"
+    if module.__spec__ is not None:  # python -m package.module
+        return f"{module.__spec__.name}:{name}"
+    path = getattr(module, "__file__", None)
+    if not path or not os.path.exists(path):
+        raise UsageError(f"'{name}' was defined interactively, where a worker cannot import it. Put it into a file.")
+    return f"{os.path.abspath(path)}:{name}"
+
+
+def resolve(
+    name: str,
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    python: str | None = None,
+) -> ResolvedEnv:
+    """What to build for a name. kwargs go to the environment, options to our adapter (adapters.GYM_OPTIONS).
+
+    python: another interpreter that will run it; what is installed there is not looked up here.
+    Raises UnknownEnvError with the nearest names, MissingExtraError with the extra to install.
+    """
+    kwargs, options, here = dict(kwargs or {}), dict(options or {}), python is None
+    if name in _registered:
+        return ResolvedEnv(name, "worker", "call", _absolute(_registered[name]), kwargs, options)
+    prefix, colon, target = name.partition(":")
+    if not colon or not target:
+        raise UnknownEnvError(f"there is no environment '{name}'{_near(name)}")
+    if prefix == "doom":
+        return ResolvedEnv(name, "worker", "doom", _doom_scenario(target, here), kwargs, options)
+    if prefix == "atari":
+        return ResolvedEnv(name, "atari", "atari", _atari_game(target), kwargs, options)
+    if prefix == "gym":
+        extra_options = _gym_registration(target) if here else {}
+        return ResolvedEnv(name, "worker", "gym", target, kwargs, {**options, **extra_options})
+    if prefix in _PLANNED:
+        raise UnknownEnvError(f"'{name}': {_PLANNED[prefix]} are not supported in this version.")
+    return ResolvedEnv(name, "worker", "call", _user_target(name, here), kwargs, options)
+
+
+def _near(name: str, names: Iterable[str] | None = None) -> str:
+    """'. Did you mean ...?' with the nearest names, or where to look."""
+    everything = [listing.name for listing in list_envs()] if names is None else list(names)
+    lower = {known.lower(): known for known in everything}
+    # With the prefix left out, 'CartPole-v1' should still find 'gym:CartPole-v1'.
+    lower.update({known.partition(":")[2].lower(): known for known in everything if names is None and ":" in known})
+    near = list(dict.fromkeys(lower[key] for key in difflib.get_close_matches(name.lower(), lower, 4, 0.5)))
+    return f". Did you mean: {', '.join(near[:3])}?" if near else ". `pronghorn envs` lists the names."
+
+
+def _doom_scenario(target: str, here: bool) -> str:
+    from pronghorn.envworker.doom import SCENARIOS
+
+    if target not in SCENARIOS:
+        raise UnknownEnvError(f"there is no Doom scenario '{target}'{_near('doom:' + target, _doom_names())}")
+    if here and not _installed("vizdoom"):
+        raise MissingExtraError("vizdoom", "doom", f"doom:{target}")
+    return target
+
+
+def _doom_names() -> list[str]:
+    from pronghorn.envworker.doom import SCENARIOS
+
+    return ["doom:" + scenario for scenario in SCENARIOS]
+
+
+def _atari_game(target: str) -> str:
+    """ROM name of a game: 'SpaceInvaders' and 'space_invaders' are the same."""
+    games = _atari_games()
+    if not games:
+        raise MissingExtraError("ale-py", "atari", f"atari:{target}")
+    rom = "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(target))
+    for candidate in (target, rom):
+        if candidate in games:
+            return candidate
+    raise UnknownEnvError(f"there is no Atari game '{target}'{_near('atari:' + target, map(_atari_name, games))}")
+
+
+def _atari_games() -> list[str]:
+    """Names of the ROM files that ale-py ships; empty when it is not installed."""
+    spec = importlib.util.find_spec("ale_py")
+    places = spec.submodule_search_locations if spec is not None else None
+    return sorted(path.stem for place in places or () for path in Path(place, "roms").glob("*.bin"))
+
+
+def _atari_name(rom: str) -> str:
+    return "atari:" + "".join(word.capitalize() for word in rom.split("_"))
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _gym_registration(target: str) -> dict[str, Any]:
+    """Check an id as far as this process can; for one that only this process registered, how to register it."""
+    import gymnasium
+
+    package, colon, _ = target.rpartition(":")
+    if colon and not _installed(package):
+        raise UnknownEnvError(f"gym:{target}: there is no package '{package}' to import.")
+    for prefix, module, extra, distribution in PLUGINS:
+        if target.startswith(prefix):
+            if not _installed(module):
+                raise MissingExtraError(distribution, extra, f"gym:{target}")
+            return {}  # the worker imports the plugin, and knows its ids
+    if colon:
+        return {}
+    spec = gymnasium.registry.get(target)
+    if spec is None:
+        if any(known.startswith(target + "-v") for known in gymnasium.registry):
+            return {}  # Gymnasium takes the newest version
+        raise UnknownEnvError(unknown_id(gymnasium, target, "pronghorn envs lists the ids"))
+    return {} if str(spec.entry_point).startswith("gymnasium.") else _own_registration(target, spec)
+
+
+def _own_registration(target: str, spec: Any) -> dict[str, Any]:
+    if callable(spec.entry_point) and getattr(spec.entry_point, "__module__", "").startswith("gymnasium."):
+        return {}  # Gymnasium's own notice for ids that moved to another package
+    if spec.additional_wrappers or spec.entry_point is None:
+        raise UsageError(
+            f"gym:{target} was registered with wrappers of its own, which do not travel to the workers. "
+            f"Register a function that builds it whole: pronghorn.register_env(name, 'module:function')."
+        )
+    entry = spec.entry_point if isinstance(spec.entry_point, str) else import_path(spec.entry_point)
+    fields = ("reward_threshold", "nondeterministic", "max_episode_steps", "order_enforce", "kwargs")
+    return {"register": {"id": target, "entry_point": entry, **{name: getattr(spec, name) for name in fields}}}
+
+
+def _user_target(name: str, here: bool) -> str:
+    where, _, _ = name.rpartition(":")
+    if where.endswith(".py"):
+        if not os.path.exists(where):
+            raise UnknownEnvError(f"'{name}': there is no file {os.path.abspath(where)}.")
+    elif here and not _installed(where):
+        raise UnknownEnvError(f"'{name}': there is no module '{where}' on the import path{_near(name)}")
+    return _absolute(name)
+
+
+def _absolute(target: str) -> str:
+    """Workers run in directories of their own, so a file is named by its absolute path."""
+    where, _, function = target.rpartition(":")
+    return f"{os.path.abspath(where)}:{function}" if where.endswith(".py") else target
+
+
+def list_envs() -> list[Listing]:
+    """Every name that `resolve` knows without being told, in the order of the kinds."""
+    import gymnasium
+
+    from pronghorn.envworker.doom import SCENARIOS
+
+    doom_extra = "" if _installed("vizdoom") else "doom"
+    found = [Listing(name, f"registered: {target}") for name, target in _registered.items()]
+    found += [Listing("doom:" + name, scenario.summary, doom_extra) for name, scenario in SCENARIOS.items()]
+    games = _atari_games()
+    found += [Listing(_atari_name(game), "Atari 2600, 84 x 84 grey, 4 frames") for game in games]
+    if not games:
+        found.append(Listing("atari:<Game>", "Atari 2600, 84 x 84 grey, 4 frames", "atari"))
+    for gym_id, spec in gymnasium.registry.items():
+        if isinstance(spec.entry_point, str) and "/" not in gym_id:
+            found.append(Listing("gym:" + gym_id, "Gymnasium", _gym_extra(spec.entry_point)))
+    return found
+
+
+def _gym_extra(entry_point: str) -> str:
+    for part, module, extra in ((".box2d.", "Box2D", "box2d"), (".mujoco.", "mujoco", "mujoco")):
+        if part in entry_point and not _installed(module):
+            return extra
+    return ""
+
+
+# --------------------------------------------------------------------------------------- from a config
+
+
+def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = False) -> Pool:
+    """A running pool of the config's environments (`config.env` with its numbers filled in).
+
+    ordered: whole groups in fixed order, for the deterministic modes. evaluation: for scores, not for training.
+    """
+    env = config.env
+    resolved = [resolve(name, *_arguments(config), python=env.python or None) for name in config.env_names]
+    backends = sorted({one.backend for one in resolved})
+    if len(backends) > 1:
+        raise ConfigError("env.id", env.id, "tasks of one run must share a back end", f"Choose one of: {backends}.")
+    if backends == ["atari"]:
+        return _atari_pool(config, resolved, seed=seed, ordered=ordered)
+    return WorkerPool(
+        resolved,
+        num_workers=env.workers,
+        envs_per_worker=env.envs_per_worker,
+        num_groups=min(env.groups, env.envs_per_worker),
+        seed=seed,
+        ordered=ordered,
+        pin=env.pin,
+        python=env.python or None,
+        step_timeout_s=env.step_timeout_s,
+        start_timeout_s=env.start_timeout_s,
+        restart_budget=env.restart_budget,
+        sys_path=None,
+    )
+
+
+def _atari_pool(config: Config, resolved: list[ResolvedEnv], *, seed: int, ordered: bool) -> Pool:
+    from pronghorn.envs.native import AtariPool
+
+    kwargs, options = _arguments(config)
+    if options:
+        raise ConfigError("env", sorted(options), "these settings do not apply to Atari", "Leave them out.")
+    pool: Pool = AtariPool(
+        [one.target for one in resolved],
+        config.env.workers * config.env.envs_per_worker,
+        num_threads=config.env.workers,
+        num_groups=config.env.groups,
+        seed=seed,
+        ordered=ordered,
+        **kwargs,
+    )
+    return pool
+
+
+def _arguments(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(keyword arguments of the environment, options of our adapter) that the config gives."""
+    values = {key: _value(text) for key, text in config.env.args.items()}
+    kwargs = {key: value for key, value in values.items() if not key.startswith(ADAPTER_PREFIX)}
+    options = {key[len(ADAPTER_PREFIX) :]: values[key] for key in values if key not in kwargs}
+    if config.env.obs_keys:
+        options["obs_keys"] = list(config.env.obs_keys)
+    if config.env.image_layout != "auto":
+        options["image_layout"] = config.env.image_layout
+    return kwargs, options
+
+
+def _value(text: Any) -> Any:
+    """An argument's text read as a TOML value, else as the text itself."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+class SingleEnv:
+    """One environment of a pool in the form of a flat environment (adapters.py): for videos and for watching.
+
+    It lives in a worker of its own, as in training: in the interpreter asked for, and away from this directory.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.spec = pool, pool.spec
+        self._obs: Observation | None = None
+
+    def reset(self, seed: int | None = None) -> Observation:
+        """The first observation of the next episode (after an episode's end the pool has reset already)."""
+        if seed is not None:
+            self.pool.reseed(seed)
+        elif self._obs is not None:
+            return self._obs
+        return self._copied(self._receive())
+
+    def step(
+        self, discrete: Any, continuous: Any
+    ) -> tuple[dict[str, NDArray[Any]], float, bool, bool, bool, dict[str, Any]]:
+        """As a flat environment, but after an episode's end obs is the next episode's first."""
+        rows = np.zeros(1, np.int64)
+        self.pool.send(rows, np.asarray(discrete, np.int64)[None], np.asarray(continuous, np.float32)[None])
+        ready = self._receive()
+        flags = (bool(ready.terminated[0]), bool(ready.truncated[0]), bool(ready.episode_over[0]))
+        return self._copied(ready), float(ready.reward[0]), *flags, {}
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """The environment's picture, or its image observation where the back end draws none."""
+        render = getattr(self.pool, "render", None)
+        frame: NDArray[np.uint8] | None = render(0) if render is not None else None
+        return frame if frame is not None else self._image_observation()
+
+    def _image_observation(self) -> NDArray[np.uint8] | None:
+        for name, leaf in self.spec.observation.items():
+            if leaf.kind == "image" and self._obs is not None:
+                image = self._obs[name] if leaf.layout == "hwc" else np.moveaxis(self._obs[name], 0, -1)
+                # A frame stack shows its newest frame.
+                return image if image.shape[-1] == 3 else np.repeat(image[..., -1:], 3, axis=-1)
+        return None
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _receive(self) -> Ready:
+        ready = self.pool.recv(600.0)
+        if ready is None or ready.event[0] == Event.LOST:
+            raise EnvError(f"{self.spec.name}: the environment was lost")
+        return ready
+
+    def _copied(self, ready: Ready) -> Observation:
+        self._obs = {name: array[0].copy() for name, array in ready.obs.items()}
+        return self._obs
+
+
+def make_env(config: Config, *, seed: int, render: bool = False) -> SingleEnv:
+    """One environment of the config's first task. render: have it draw pictures."""
+    name = config.env_names[0]
+    kwargs, options = _arguments(config)
+    resolved = resolve(name, kwargs, options, python=config.env.python or None)
+    if resolved.backend == "atari":
+        return SingleEnv(_atari_pool(_one_row(config), [resolved], seed=seed, ordered=False))
+    if render:
+        resolved = resolve(name, kwargs, {**options, "render": True}, python=config.env.python or None)
+    pool = WorkerPool(
+        [resolved], num_workers=1, envs_per_worker=1, num_groups=1, seed=seed, restart_budget=0,
+        python=config.env.python or None, step_timeout_s=config.env.step_timeout_s,
+        start_timeout_s=config.env.start_timeout_s,
+    )  # fmt: skip
+    return SingleEnv(pool)
+
+
+def _one_row(config: Config) -> Config:
+    from dataclasses import replace
+
+    return replace(config, env=replace(config.env, workers=1, envs_per_worker=1, groups=1))
