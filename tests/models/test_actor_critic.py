@@ -1,0 +1,265 @@
+"""The whole network: acting and learning compute the same, and its size is the papers'."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pronghorn.errors import SpaceError
+from pronghorn.models.actor_critic import ActorCritic
+from pronghorn.models.encoders import LAST_ACTION_CONTINUOUS
+from pronghorn.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, LeafSpec
+
+T, B = 6, 4
+
+
+def image(*shape: int) -> LeafSpec:
+    return LeafSpec(shape, "uint8", "image", "hwc", 0.0, 255.0)
+
+
+def real(size: int) -> LeafSpec:
+    return LeafSpec((size,), "float32", "vector")
+
+
+VECTOR = EnvSpec({"obs": real(3)}, ActionSpec((4,)))
+RICH = EnvSpec(
+    {
+        "screen": image(40, 44, 3),
+        "health": real(2),
+        "weapon": LeafSpec((), "int64", "discrete", n=(5,)),
+        ACTION_MASK: LeafSpec((5,), "int8", "mask"),
+    },
+    ActionSpec((3, 2), (-2.0,), (2.0,)),
+)
+SMALL: dict[str, Any] = {"core_size": 16, "conv_features": 16, "mlp_layers": (8,)}
+
+
+def observations(spec: EnvSpec, num_steps: int = T, batch: int = B) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    lead = (num_steps, batch)
+    obs = {}
+    for name, leaf in spec.observation.items():
+        if leaf.kind == "image":
+            obs[name] = torch.randint(0, 256, (*lead, *leaf.shape), dtype=torch.uint8, generator=generator)
+        elif leaf.kind == "discrete":
+            obs[name] = torch.randint(0, leaf.n[0], (*lead, *leaf.shape), generator=generator)
+        elif leaf.kind == "mask":
+            mask = torch.rand(*lead, *leaf.shape, generator=generator) < 0.5
+            mask[..., [0, 3]] = True  # one value of each factor
+            obs[name] = mask.to(torch.int8)
+        else:
+            obs[name] = 3 + 2 * torch.randn(*lead, *leaf.shape, generator=generator)
+    action = spec.action
+    codes = torch.randint(0, 2, (*lead, action.num_discrete), generator=generator)
+    obs[LAST_ACTION] = codes - 1 * (torch.rand(*lead, 1, generator=generator) < 0.3) * (codes + 1)
+    obs[LAST_ACTION_CONTINUOUS] = torch.randn(*lead, action.num_continuous, generator=generator)
+    obs[LAST_REWARD] = torch.randn(*lead, generator=generator)
+    return obs
+
+
+def starts(num_steps: int = T, batch: int = B) -> Tensor:
+    return torch.rand(num_steps, batch, generator=torch.Generator().manual_seed(1)) < 0.3
+
+
+def row(obs: Mapping[str, Tensor], t: int) -> dict[str, Tensor]:
+    return {name: leaf[t : t + 1] for name, leaf in obs.items()}
+
+
+@pytest.mark.case("RNN-10")
+@pytest.mark.parametrize("core", ["none", "gru", "lstm"])
+@pytest.mark.parametrize("separate_critic", [False, True])
+@pytest.mark.parametrize("spec", [VECTOR, RICH], ids=["vector", "rich"])
+def test_the_learners_pass_is_the_actors_steps(spec: EnvSpec, core: Any, separate_critic: bool) -> None:
+    """Parameters, values, states and masked log-probs, with normalisation, last action and resets."""
+    torch.manual_seed(0)
+    model = ActorCritic(
+        spec, core=core, separate_critic=separate_critic, last_action=True, last_reward=True,
+        policy_init_gain=1.0, decoder_layers=(8,), **SMALL,
+    )  # fmt: skip
+    obs, first = observations(spec), starts()
+    model.update_obs_norm(obs)
+    model.update_return_norm(5 + torch.randn(T, B))
+    start = torch.randn(B, model.state_size)
+
+    state, rows = start, []
+    with torch.inference_mode():
+        for t in range(T):
+            output = model(row(obs, t), state, first[t : t + 1])
+            policy = model.distribution(output.params, row(obs, t))
+            action = policy.sample()
+            rows.append((output.params, output.values, policy.log_prob(*action), *action))
+            state = output.state
+    params, values, log_probs, discrete, continuous = (torch.cat(parts) for parts in zip(*rows, strict=True))
+
+    whole = model(obs, start, first)
+    policy = model.distribution(whole.params, obs)
+    torch.testing.assert_close(whole.params, params, rtol=0, atol=1e-5)
+    torch.testing.assert_close(whole.values, values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(whole.state, state, rtol=0, atol=1e-5)
+    torch.testing.assert_close(policy.log_prob(discrete, continuous), log_probs, rtol=0, atol=1e-5)
+    if spec is RICH:
+        assert obs[ACTION_MASK].gather(-1, discrete + torch.tensor([0, 3])).all()
+    assert whole.params.shape == (T, B, spec.action.num_logits + 2 * spec.action.num_continuous)
+
+
+@pytest.mark.parametrize("separate_critic", [False, True])
+def test_every_parameter_learns(separate_critic: bool) -> None:
+    model = ActorCritic(RICH, separate_critic=separate_critic, last_action=True, last_reward=True, **SMALL)
+    obs, first = observations(RICH), starts()
+    output = model(obs, model.initial_state(B), first)
+    policy = model.distribution(output.params, obs)
+    (policy.log_prob(*policy.sample()).sum() + output.values.sum()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_a_separate_critic_leaves_the_policys_trunk_alone() -> None:
+    model = ActorCritic(VECTOR, separate_critic=True, **SMALL)
+    assert model.state_size == 32
+    model(observations(VECTOR), model.initial_state(B), starts()).values.sum().backward()
+    assert all(parameter.grad is None for parameter in model.actor.parameters())
+    assert model.critic is not None
+    assert all(parameter.grad is not None for parameter in model.critic.parameters())
+
+
+# Without language: reference counts of the nets with it, less its embedding (1000 x 20), its LSTM
+# (20 -> 64, one bias) and its 64 inputs to the core's four gates.
+LANGUAGE = 1000 * 20 + 4 * 64 * (20 + 64 + 1) + 64 * 4 * 256
+SECOND_BIAS = 4 * 256  # torch's LSTM has two bias vectors
+
+
+@pytest.mark.parametrize(
+    ("shape", "conv", "features", "core", "num_actions", "expected"),
+    [
+        ((72, 96, 3), "resnet_impala", 256, "lstm", 9, 1_520_714 + SECOND_BIAS),
+        ((72, 96, 3), "resnet_impala", 256, "lstm", 9, 1_628_010 - LANGUAGE + SECOND_BIAS),
+        ((72, 96, 3), "resnet_impala", 256, "lstm", 15, 1_635_696 - LANGUAGE + SECOND_BIAS),
+        ((72, 96, 3), "impala_shallow", 256, "lstm", 9, 1_230_426 - LANGUAGE + SECOND_BIAS),
+        ((84, 84, 4), "resnet_impala", 256, "none", 18, 1_094_115),
+        ((84, 84, 4), "resnet_impala", 256, "none", 4, 1_090_517),
+        ((84, 84, 4), "resnet_impala", 256, "lstm", 18, 1_638_883 + SECOND_BIAS),
+        ((84, 84, 4), "nature", 512, "none", 18, 1_693_875),
+        ((84, 84, 4), "impala_shallow", 256, "none", 18, 681_027),
+    ],
+)
+def test_parameter_counts_of_the_papers(
+    shape: tuple[int, ...], conv: Any, features: int, core: Any, num_actions: int, expected: int
+) -> None:
+    spec = EnvSpec({"obs": image(*shape)}, ActionSpec((num_actions,)))
+    extras = core == "lstm"  # IMPALA's recurrent nets see the last action and reward
+    model = ActorCritic(
+        spec, conv=conv, conv_features=features, core=core, core_size=256, activation="relu",
+        last_action=extras, last_reward=extras, init="torch",
+    )  # fmt: skip
+    assert model.num_parameters == expected
+
+
+def test_the_first_policy_is_nearly_uniform() -> None:
+    model = ActorCritic(VECTOR, **SMALL)
+    output = model(observations(VECTOR), model.initial_state(B), starts())
+    assert model.distribution(output.params, {}).log_prob(
+        torch.zeros(T, B, 1, dtype=torch.int64), torch.empty(T, B, 0)
+    ).exp().sub(0.25).abs().max().item() < 0.02  # fmt: skip
+    assert output.values.abs().max().item() > 0.02  # the value head has no small gain
+
+
+@pytest.mark.parametrize("state_dependent_std", [False, True])
+def test_the_initial_std(state_dependent_std: bool) -> None:
+    spec = EnvSpec({"obs": real(3)}, ActionSpec((), (-1.0, -1.0), (1.0, 1.0)))
+    model = ActorCritic(spec, state_dependent_std=state_dependent_std, initial_std=0.5, **SMALL)
+    params = model(observations(spec), model.initial_state(B), starts()).params
+    assert params.shape == (T, B, 4)
+    torch.testing.assert_close(params[..., 2:].exp(), torch.full((T, B, 2), 0.5), rtol=0.05, atol=0)
+    assert (model.log_std is None) == state_dependent_std
+
+
+def test_return_normalisation_keeps_raw_values() -> None:
+    model = ActorCritic(VECTOR, **SMALL)
+    obs, first = observations(VECTOR), starts()
+    before = model.denormalize_value(model(obs, model.initial_state(B), first).values)
+    targets = 100 + 50 * torch.randn(T, B)
+    model.update_return_norm(targets)
+    values = model(obs, model.initial_state(B), first).values
+    torch.testing.assert_close(model.denormalize_value(values), before, rtol=1e-4, atol=1e-4)
+    assert model.normalize_value(targets).mean().item() == pytest.approx(0.0, abs=1e-4)
+    plain = ActorCritic(VECTOR, normalize_returns=False, **SMALL)
+    plain.update_return_norm(targets)
+    assert plain.denormalize_value(values) is values
+    assert plain.normalize_value(values) is values
+
+
+def test_observations_are_normalised_by_counted_rows() -> None:
+    model = ActorCritic(VECTOR, **SMALL)
+    obs = observations(VECTOR)
+    weights = torch.ones(T, B)
+    weights[:, 0] = 0
+    obs["obs"][:, 0] = float("nan")
+    model.update_obs_norm(obs, weights)
+    norm = model.vector.norm
+    assert norm is not None
+    torch.testing.assert_close(norm.mean.float(), obs["obs"][:, 1:].mean((0, 1)), rtol=1e-5, atol=1e-5)
+    assert norm.count.item() == T * (B - 1)
+    untouched = ActorCritic(VECTOR, normalize_obs=False, **SMALL)
+    untouched.update_obs_norm(obs)
+    assert untouched.vector.norm is None
+
+
+def test_everything_that_is_learned_or_counted_is_saved() -> None:
+    model, fresh = (ActorCritic(RICH, separate_critic=True, **SMALL) for _ in range(2))
+    obs, first = observations(RICH), starts()
+    model.update_obs_norm(obs)
+    model.update_return_norm(7 + torch.randn(T, B))
+    fresh.load_state_dict(model.state_dict())
+    state = model.initial_state(B)
+    mine, yours = model(obs, state, first), fresh(obs, state, first)
+    assert torch.equal(mine.params, yours.params)
+    assert torch.equal(model.denormalize_value(mine.values), fresh.denormalize_value(yours.values))
+    pointers = [tensor.data_ptr() for tensor in model.state_dict().values()]
+    assert len(set(pointers)) == len(pointers)  # no tensor twice: safetensors refuses that
+
+
+def test_heads_stay_float32_under_bf16() -> None:
+    torch.manual_seed(0)
+    model = ActorCritic(RICH, **SMALL)
+    obs, first = observations(RICH), starts()
+    state = model.initial_state(B)
+    with torch.no_grad():
+        expected = model(obs, state, first)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = [model(obs, state, first)]
+        model.cast_trunk(torch.bfloat16)
+        outputs.append(model(obs, state, first))
+    for output in outputs:
+        assert {part.dtype for part in output} == {torch.float32}
+        torch.testing.assert_close(output.values, expected.values, rtol=0, atol=0.1)
+        assert not torch.equal(output.values, expected.values)  # the trunk did run in bf16
+    assert model.policy_head.weight.dtype == torch.float32
+
+
+@pytest.mark.case("SPA-08")
+def test_the_mask_may_have_any_name_but_must_fit() -> None:
+    def with_mask(**masks: int) -> EnvSpec:
+        leaves = {name: LeafSpec((size,), "int8", "mask") for name, size in masks.items()}
+        return EnvSpec({"obs": real(3), **leaves}, ActionSpec((4,)))
+
+    model = ActorCritic(with_mask(allowed=4), **SMALL)
+    obs = observations(VECTOR)
+    obs["allowed"] = torch.zeros(T, B, 4, dtype=torch.int8)
+    obs["allowed"][..., 2] = 1
+    policy = model.distribution(model(obs, model.initial_state(B), starts()).params, obs)
+    assert (policy.sample()[0] == 2).all()
+    assert (policy.mode()[0] == 2).all()
+    for masks in ({"allowed": 5}, {"allowed": 4, "more": 4}):
+        with pytest.raises(SpaceError, match="4 here"):
+            ActorCritic(with_mask(**masks), **SMALL)
+
+
+def test_a_leaf_of_the_environment_may_be_called_last_action() -> None:
+    """Only when the model asks for the sampler's leaf is the name taken."""
+    spec = EnvSpec({"obs": real(3), LAST_ACTION: real(2)}, ActionSpec((4,)))
+    assert ActorCritic(spec, **SMALL).vector.output_size == 5
+    assert ActorCritic(spec, last_action=True, **SMALL).vector.output_size == 3
