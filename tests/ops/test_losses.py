@@ -54,9 +54,7 @@ def test_policy_gradient_is_minus_advantage_times_score() -> None:
     assert advantages.grad is None
 
 
-def ppo(
-    ratio: float, advantage: float, kind: losses.ClipKind, clip: float = 0.25
-) -> tuple[float, float, float]:
+def ppo(ratio: float, advantage: float, kind: losses.ClipKind, clip: float = 0.25) -> tuple[float, float, float]:
     """(loss, clip fraction, gradient with respect to the log-prob) of one step."""
     log_prob = torch.tensor([[math.log(ratio)]], requires_grad=True)
     result = losses.ppo_clip(log_prob, torch.zeros(1, 1), torch.tensor([[advantage]]), clip, kind)
@@ -138,6 +136,14 @@ def test_normalize_advantages() -> None:
 def test_equal_advantages_become_zero(constant: float) -> None:
     result = losses.normalize_advantages(torch.full((128, 33), constant))
     assert result.abs().max().item() < 1e-3
+
+
+@pytest.mark.case("COR-09")
+def test_noise_in_the_last_bit_is_not_blown_up() -> None:
+    advantages = torch.full((128, 2), 1000.1)
+    advantages[:, 0] = torch.nextafter(advantages[:, 0], torch.tensor(math.inf))
+    assert advantages.unique().numel() == 2
+    assert losses.normalize_advantages(advantages).abs().max().item() < 0.1
 
 
 @pytest.mark.case("COR-09")

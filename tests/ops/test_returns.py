@@ -76,9 +76,7 @@ def slow_gae(case: dict[str, Tensor], gamma: float, lambda_: float) -> Tensor:
         rows = column_of(case, b)
         for start, stop in episodes(rows):
             for s in range(start, stop):
-                advantages[s, b] = sum(
-                    (gamma * lambda_) ** (t - s) * td_error(rows, t, gamma) for t in range(s, stop)
-                )
+                advantages[s, b] = sum((gamma * lambda_) ** (t - s) * td_error(rows, t, gamma) for t in range(s, stop))
     return advantages
 
 
@@ -139,9 +137,7 @@ def test_vtrace_is_its_definition_in_random_cases() -> None:
         case = random_case(generator)
         gamma, lambda_, *clips = (float(x) for x in torch.rand(5, generator=generator))
         rho_clip, c_clip, pg_rho_clip = (0.3 + 2 * clip for clip in clips)
-        result = vtrace(
-            **case, gamma=gamma, rho_clip=rho_clip, c_clip=c_clip, pg_rho_clip=pg_rho_clip, lambda_=lambda_
-        )
+        result = vtrace(**case, gamma=gamma, rho_clip=rho_clip, c_clip=c_clip, pg_rho_clip=pg_rho_clip, lambda_=lambda_)
         expected = slow_vtrace(case, gamma, rho_clip, c_clip, pg_rho_clip, lambda_)
         torch.testing.assert_close(result.targets, expected.targets, rtol=0, atol=1e-9)
         torch.testing.assert_close(result.advantages, expected.advantages, rtol=0, atol=1e-9)
@@ -178,10 +174,7 @@ def test_gae_oracle_terminated_has_no_future() -> None:
 def test_two_episodes_in_one_unroll_do_not_touch() -> None:
     """The first episode is truncated; the second is worth 50 and more, none of which may leak back."""
     first, second = n1g(terminated=False), n1g(terminated=True)
-    both = {
-        name: torch.cat([first[name], 100 * second[name] if name == "rewards" else second[name]])
-        for name in first
-    }
+    both = {name: torch.cat([first[name], 100 * second[name] if name == "rewards" else second[name]]) for name in first}
     advantages = run_gae(both, 0.9, 0.8).advantages
     torch.testing.assert_close(advantages[:3], column(3.6296, 2.68, 1.5))
     # V-trace with ratios 1: targets are sums that stop at the truncation, 1 + .9 * 5 = 5.5 in its row
@@ -287,9 +280,7 @@ def test_lambda_scales_the_trace_only() -> None:
     following = torch.cat([values[1:], torch.ones(1, 2).double()])
     result = vtrace(torch.zeros_like(rewards), rewards, never, never, values, following, 0.9, lambda_=0.0)
     torch.testing.assert_close(result.targets, rewards + 0.9 * following)
-    torch.testing.assert_close(
-        result.advantages[:-1], (rewards + 0.9 * (result.targets.roll(-1, 0)) - values)[:-1]
-    )
+    torch.testing.assert_close(result.advantages[:-1], (rewards + 0.9 * (result.targets.roll(-1, 0)) - values)[:-1])
 
 
 def test_split_is_whole() -> None:
@@ -304,9 +295,7 @@ def test_split_is_whole() -> None:
     # v_2 = V(x_2) + delta_2 + gamma c_2 (v_3 - V(x_3)), with what the late half found
     c_2 = log_rhos[2].exp().clamp(max=1)
     delta_2 = c_2 * (rewards[2] + 0.9 * values[3] - values[2])
-    torch.testing.assert_close(
-        whole.targets[2], values[2] + delta_2 + 0.9 * c_2 * (late.targets[0] - values[3])
-    )
+    torch.testing.assert_close(whole.targets[2], values[2] + delta_2 + 0.9 * c_2 * (late.targets[0] - values[3]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
