@@ -140,6 +140,4 @@ def _check_shapes(where: str, **tensors: Tensor) -> None:
     """Refuse shapes that would broadcast without a word: every tensor must be [T, B], all with equal T, B."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
-        raise UsageError(
-            f"{where}: every tensor must have one shape [T, B], got {shapes}. Reshape the inputs."
-        )
+        raise UsageError(f"{where}: every tensor must have one shape [T, B], got {shapes}. Reshape the inputs.")
