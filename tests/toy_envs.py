@@ -30,7 +30,8 @@ class Counter(Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.count += 1
         over = 0 < self.length <= self.count
-        return self._observe(), float(self.count), over and not self.truncate, over and self.truncate, {"count": self.count}
+        flags = over and not self.truncate, over and self.truncate
+        return self._observe(), float(self.count), *flags, {"count": self.count}
 
     def _observe(self) -> Any:
         return np.array([10 * self.count + self.offset], np.float32)
@@ -130,7 +131,7 @@ class WithChild(Counter):
 
 
 class Facts(Counter):
-    """Observes its process: [torch imported, pinned cores, is its directory its own, GPUs hidden, threads, python minor]."""
+    """Observes its process: torch imported? cores, own directory? GPUs hidden? threads, minor version of Python."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -140,7 +141,7 @@ class Facts(Counter):
         facts = (
             "torch" in sys.modules,
             len(os.sched_getaffinity(0)),
-            os.getcwd() != os.environ.get("PWD") and "pronghorn-" in os.getcwd(),
+            "pronghorn-" in os.getcwd(),
             os.environ["CUDA_VISIBLE_DEVICES"] == "",
             int(os.environ["OMP_NUM_THREADS"]),
             sys.version_info[1],

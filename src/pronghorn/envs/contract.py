@@ -159,7 +159,8 @@ def _check_bounds(rule: str, name: str, leaf: dict[str, Any], value: NDArray[Any
 
 
 def _check_reward(reward: Any) -> None:
-    if isinstance(reward, bool) or not np.isscalar(reward) or not np.isfinite(float(reward)):  # type: ignore[arg-type]
+    is_number = isinstance(reward, (int, float, np.number)) and not isinstance(reward, bool)
+    if not is_number or not np.isfinite(reward):
         raise _broken("rewards are finite numbers", f"the reward {reward!r} came", "Return a finite float.")
 
 

@@ -328,6 +328,7 @@ class WorkerPool:
         self._next_group = 0  # ordered mode
         self.num_rows = num_workers * envs_per_worker
         self._unit_of_row = [unit for unit in self._units for _ in unit.rows]
+        self.unit_ids = np.array([i for i, unit in enumerate(self._units) for _ in unit.rows], np.int64)
         self.tasks = tuple(env.name for env in self._envs)
         self.task_ids = np.arange(self.num_rows, dtype=np.int64) % len(self._envs)
         self._generation = [0] * num_workers

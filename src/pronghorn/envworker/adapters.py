@@ -153,7 +153,10 @@ class GymnasiumEnv:
         return inner * self._repeat
 
     def render(self) -> Any:
-        frame = self.env.render()
+        try:
+            frame = self.env.render()
+        except NotImplementedError:  # Gymnasium's base class: this environment draws nothing
+            return None
         if isinstance(frame, list):
             frame = frame[-1] if frame else None
         return None if frame is None else np.asarray(frame, dtype=np.uint8)
@@ -215,7 +218,7 @@ def make(
     function = _named_imports(load, target)
     if render and "render_mode" in inspect.signature(function).parameters:
         kwargs.setdefault("render_mode", "rgb_array")
-    return flat(function(**kwargs), target, options)
+    return flat(_named_imports(lambda _: function(**kwargs), target), target, options)
 
 
 def flat(env: Any, name: str = "", options: Optional[Mapping[str, Any]] = None) -> Any:
@@ -288,9 +291,10 @@ def unknown_id(gymnasium: Any, target: str, reason: str) -> str:
 
 
 def _missing(error: Exception, target: str) -> Exception:
-    text = "%s %s" % (error, error.__cause__ or "")
+    """`error`, or PackageMissing where it stands for a package that one of our extras installs."""
+    is_gymnasiums = not isinstance(error, ImportError)  # its DependencyNotInstalled tells the package in words
     for module, extra in _EXTRAS.items():
-        if module.lower() in text.lower():
+        if (getattr(error, "name", None) or "").split(".")[0] == module or (is_gymnasiums and extra in str(error)):
             return PackageMissing(module, extra, target)
     return error
 

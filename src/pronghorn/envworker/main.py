@@ -294,13 +294,22 @@ class Worker:
             code=getattr(error, "code", "crash"),
             message=str(error) or type(error).__name__,
             type=type(error).__name__,
-            traceback=traceback.format_exc(),
+            traceback=_foreign_traceback(error),
             env=self._at_work,
             phase=self._phase,
             steps=steps[0] if steps else 0,
         )
         with contextlib.suppress(OSError):  # the trainer has gone; the log still gets the traceback
             self._channel.send_json(ERROR, report)
+
+
+def _foreign_traceback(error: Exception) -> str:
+    """The traceback from the first frame that is not ours on: what the environment's author needs to see."""
+    ours = (os.path.dirname(os.path.abspath(__file__)), "<frozen importlib")
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(ours):
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
 
 
 def settle(config: Dict[str, Any]) -> None:

@@ -1,0 +1,599 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pronghorn.envs import workers
+from pronghorn.envs.workers import ResolvedEnv, WorkerPool, derive_seed
+from pronghorn.errors import (
+    ConfigError,
+    EnvError,
+    MissingExtraError,
+    SpaceError,
+    UnknownEnvError,
+    UsageError,
+    WorkerDied,
+)
+from pronghorn.types import Event
+
+TOYS = str(Path(__file__).parents[1] / "toy_envs.py")
+FIRST, STEP, LAST, LOST = Event.FIRST, Event.STEP, Event.LAST, Event.LOST
+
+
+def toy(name="Counter", options=None, **kwargs):
+    return ResolvedEnv(f"toy:{name}", "worker", "call", f"{TOYS}:{name}", kwargs, options or {})
+
+
+@pytest.fixture
+def start():
+    pools = []
+
+    def make(*envs, num_workers=1, envs_per_worker=1, num_groups=1, seed=7, **settings):
+        pool = WorkerPool(
+            envs, num_workers=num_workers, envs_per_worker=envs_per_worker, num_groups=num_groups, seed=seed,
+            step_timeout_s=settings.pop("step_timeout_s", 10.0), **settings,
+        )  # fmt: skip
+        pools.append(pool)
+        return pool
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def receive(pool):
+    ready = pool.recv(10.0)
+    assert ready is not None, "nothing came within 10 s"
+    return ready
+
+
+def answer(pool, ready, action=0):
+    n, spec = len(ready.rows), pool.spec.action
+    pool.send(
+        ready.rows, np.full((n, spec.num_discrete), action, np.int64), np.zeros((n, spec.num_continuous), np.float32)
+    )
+
+
+def play(pool, num_recvs):
+    """(row, event, first value of obs, reward) of what comes, answering everything."""
+    seen = []
+    for _ in range(num_recvs):
+        ready = receive(pool)
+        obs = next(iter(ready.obs.values()))
+        seen += zip(ready.rows.tolist(), ready.event.tolist(), obs[:, 0].tolist(), ready.reward.tolist(), strict=True)
+        answer(pool, ready)
+    return seen
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, timeout_s=10.0):
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "did not happen in time"
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------------------------------ what a recv carries
+
+
+def test_an_episode_from_first_to_first(start):
+    pool = start(toy(length=3))
+    assert play(pool, 5) == [
+        (0, FIRST, 0.0, 0.0),
+        (0, STEP, 10.0, 1.0),
+        (0, STEP, 20.0, 2.0),
+        (0, LAST, 0.0, 3.0),  # the same record holds the last reward and the next episode's first observation
+        (0, STEP, 10.0, 1.0),
+    ]
+
+
+def test_a_termination_has_no_final_observation_and_a_record(start):
+    pool = start(toy(length=1))
+    answer(pool, receive(pool))
+    ready = receive(pool)
+    assert (ready.terminated[0], ready.truncated[0], ready.episode_over[0]) == (True, False, True)
+    assert ready.final_index.tolist() == []
+    assert ready.final_obs["obs"].shape == (0, 1)
+    assert ready.records == [{"row": 0, "task": "toy:Counter", "return": 1.0, "length": 1, "count": 1.0}]
+
+
+def test_a_truncation_carries_its_real_final_observation(start):
+    pool = start(toy(length=2), toy(length=2, truncate=True), envs_per_worker=2)
+    for _ in range(2):
+        answer(pool, receive(pool))
+    ready = receive(pool)
+    assert ready.event.tolist() == [LAST, LAST]
+    assert ready.truncated.tolist() == [False, True]
+    assert ready.final_index.tolist() == [1]
+    assert ready.final_obs["obs"].tolist() == [[20.0]]
+    assert ready.obs["obs"].tolist() == [[0.0], [0.0]]
+
+
+def test_a_life_loss_is_a_boundary_without_reset_and_without_a_record(start):
+    pool = start(toy("LifeLoss"))
+    seen = []
+    for _ in range(6):
+        ready = receive(pool)
+        seen.append(
+            (ready.event[0], ready.terminated[0], ready.episode_over[0], ready.obs["obs"][0, 0], len(ready.records))
+        )
+        answer(pool, ready)
+    assert seen == [
+        (FIRST, False, False, 0.0, 0),
+        (STEP, False, False, 10.0, 0),
+        (LAST, True, False, 20.0, 0),  # a life is lost: the episode goes on at 20
+        (STEP, False, False, 30.0, 0),
+        (LAST, True, True, 0.0, 1),
+        (STEP, False, False, 10.0, 0),
+    ]
+
+
+def test_declared_info_and_own_statistics(start):
+    pool = start(toy("LifeLoss"))
+    assert pool.spec.info == ("lives",)
+    assert pool.spec.frame_skip == 4
+    lives, records = [], []
+    for _ in range(5):
+        ready = receive(pool)
+        lives.append(float(ready.info[0, 0]))
+        records += ready.records
+        answer(pool, ready)
+    np.testing.assert_array_equal(lives, [np.nan, 2, 1, 1, 0])
+    assert records == [{"row": 0, "task": "toy:LifeLoss", "return": 4.0, "length": 4, "steps_alive": 4.0}]
+
+
+@pytest.mark.case("ENV-02")
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_every_observation_is_the_answer_to_the_action_of_its_row(start, num_groups):
+    pool = start(toy("Echo"), num_workers=2, envs_per_worker=2, num_groups=num_groups)
+    sent = {}
+    for i in range(100):
+        ready = receive(pool)
+        for row, event, value in zip(
+            ready.rows.tolist(), ready.event.tolist(), ready.obs["obs"][:, 0].tolist(), strict=True
+        ):
+            assert value == (-1 if event == FIRST else sent[row])
+        actions = (ready.rows * 17 + i) % 100
+        sent.update(zip(ready.rows.tolist(), actions.tolist(), strict=True))
+        before = ready.obs["obs"].copy()
+        pool.send(ready.rows, actions[:, None], np.zeros((len(actions), 0), np.float32))
+        assert pool._selector.select(5.0)  # a worker has stepped; what was received stays until the next recv
+        np.testing.assert_array_equal(ready.obs["obs"], before)
+
+
+def test_one_slice_is_a_view_and_scattered_units_are_gathered(start):
+    pool = start(toy(), num_workers=2, envs_per_worker=2, num_groups=2, ordered=True)
+    ready = receive(pool)
+    assert ready.rows.tolist() == [0, 1]
+    assert np.shares_memory(ready.obs["obs"], pool._obs["obs"])
+    assert not np.shares_memory(ready.reward, pool._reward)
+
+
+def test_send_wants_exactly_the_rows_of_a_recv(start):
+    pool = start(toy(), envs_per_worker=2)
+    ready = receive(pool)
+    with pytest.raises(UsageError, match="row 1 is not waiting"):
+        answer_rows(pool, [1])
+    answer(pool, ready)
+    with pytest.raises(UsageError, match="row 0 is not waiting"):
+        answer(pool, ready)
+
+
+def answer_rows(pool, rows):
+    pool.send(np.array(rows), np.zeros((len(rows), 1), np.int64), np.zeros((len(rows), 0), np.float32))
+
+
+# ------------------------------------------------------------------------------------------ order and seeds
+
+
+def test_ordered_recvs_are_whole_groups_in_turn(start):
+    pool = start(toy(), num_workers=2, envs_per_worker=3, num_groups=2, ordered=True)
+    order = []
+    for _ in range(5):
+        ready = receive(pool)
+        order.append(ready.rows.tolist())
+        answer(pool, ready)
+    # group 0: two rows of either worker; group 1: the third of either
+    assert order == [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3], [4, 5], [0, 1, 2, 3]]
+
+
+def test_ordered_runs_repeat_exactly(start):
+    def run():
+        pool = start(toy("RandomWalk", length=4), num_workers=2, envs_per_worker=2, num_groups=2, ordered=True)
+        return play(pool, 20)
+
+    assert run() == run()
+
+
+@pytest.mark.case("ENV-16")
+@pytest.mark.case("DST-10")
+def test_each_row_is_seeded_once_and_differently(start):
+    pool = start(toy("Seeded", length=2), num_workers=2, envs_per_worker=2, ordered=True, num_groups=1)
+    first = receive(pool).obs["obs"].copy()
+    assert first[:, 0].tolist() == [derive_seed(7, row, 0) % 65536 for row in range(4)]
+    assert len(set(first[:, 0])) == 4
+    assert first[:, 1].tolist() == [1, 1, 1, 1]
+    answer_rows(pool, range(4))
+    answer(pool, receive(pool))
+    later = receive(pool)
+    assert later.event.tolist() == [LAST] * 4
+    assert later.obs["obs"].tolist() == [[-1, 2]] * 4  # the second reset, without a seed
+
+
+def test_reseed_starts_every_row_again_from_the_new_seed(start):
+    def run(before):
+        pool = start(toy("RandomWalk", length=0), num_workers=2, envs_per_worker=2, num_groups=2, ordered=True)
+        play(pool, before)
+        receive(pool)  # left unanswered
+        pool.reseed(99)
+        return play(pool, 8)
+
+    one = run(before=0)
+    assert [event for _, event, *_ in one] == [FIRST] * 4 + [STEP] * 12
+    assert one == run(before=7)
+
+
+def test_rows_are_dealt_to_the_tasks_in_turn(start):
+    pool = start(toy(offset=0.0), toy(offset=0.5), num_workers=2, envs_per_worker=2, num_groups=2, ordered=True)
+    assert pool.tasks == ("toy:Counter", "toy:Counter")
+    assert pool.task_ids.tolist() == [0, 1, 0, 1]
+    ready = receive(pool)
+    assert ready.obs["obs"][:, 0].tolist() == [0.0, 0.5]
+
+
+def test_tasks_that_differ_are_named(start):
+    with pytest.raises(EnvError, match=r"tasks differ in the observation leaf 'obs': toy:Counter .* toy:Echo has"):
+        start(toy(), toy("Echo"), num_workers=2)
+    with pytest.raises(EnvError, match="number of frames per step: toy:Counter has 1, toy:Counter has 2"):
+        start(toy(), toy(options={"frame_skip": 2}), num_workers=2)
+
+
+@pytest.mark.case("FLT-13")
+@pytest.mark.parametrize("num_envs", [1, 255, 256, 257, 1025])
+def test_any_number_of_environments_gives_the_same_results(start, num_envs):
+    pool = start(toy("Seeded", length=2), envs_per_worker=num_envs, num_groups=1)
+    first = receive(pool)
+    assert first.obs["obs"][:, 0].tolist() == [derive_seed(7, row, 0) % 65536 for row in range(num_envs)]
+    answer(pool, first)
+    assert receive(pool).reward.tolist() == [1.0] * num_envs
+
+
+# --------------------------------------------------------------------------------------------- the process
+
+
+def test_a_worker_knows_nothing_of_torch_and_of_gpus(start):
+    import torch  # noqa: F401
+
+    pool = start(toy("Facts"))
+    torch_imported, num_cores, own_directory, gpus_hidden, num_threads, _ = receive(pool).obs["obs"][0].tolist()
+    assert torch_imported == 0
+    assert num_cores == (1 if "pinned to cores" in pool.describe() else len(os.sched_getaffinity(0)))
+    assert (own_directory, gpus_hidden, num_threads) == (1, 1, 1)
+
+
+@pytest.mark.case("SHM-10")
+def test_pinning_can_be_switched_off_and_is_off_where_workers_outnumber_cores(start):
+    cores = len(os.sched_getaffinity(0))
+    off = start(toy("Facts"), pin="off")
+    assert receive(off).obs["obs"][0, 1] == cores
+    assert "not pinned (off)" in off.describe()
+    assert workers._cores("auto", cores + 1) == []
+    assert workers._cores("auto", cores) == sorted(os.sched_getaffinity(0))
+    with pytest.raises(ConfigError, match=r"env.pin = 'on'"):
+        start(toy(), pin="on")
+
+
+def test_workers_run_in_another_interpreter(start, tmp_path):
+    """A second environment that has NumPy and Gymnasium, but neither torch nor this package."""
+    venv.create(tmp_path / "other", with_pip=False, symlinks=True)
+    site = next((tmp_path / "other" / "lib").glob("python*/site-packages"))
+    for package in ("numpy", "gymnasium", "farama_notifications", "typing_extensions", "cloudpickle"):
+        import_path = Path(sys.modules["numpy"].__file__).parents[1]
+        for found in import_path.glob(package + "*"):
+            (site / found.name).symlink_to(found)
+    python = str(tmp_path / "other" / "bin" / "python")
+    probe = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True, check=False)
+    assert "No module named 'torch'" in probe.stderr
+    pool = start(toy("Facts"), python=python)
+    facts = receive(pool).obs["obs"][0].tolist()
+    assert facts[0] == 0
+    answer_rows(pool, [0])
+    assert receive(pool).reward.tolist() == [1.0]
+
+
+def test_an_interpreter_that_does_not_exist_or_lacks_numpy_is_refused(start, tmp_path):
+    with pytest.raises(ConfigError, match=r"env.python = '/no/such/python'"):
+        start(toy(), python="/no/such/python")
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    with pytest.raises(EnvError, match=r"ended with exit code 1(.|\n)*No module named 'numpy'"):
+        start(toy(), python=str(tmp_path / "bare" / "bin" / "python"))
+
+
+def test_the_worker_side_keeps_python_3_8_syntax():
+    import ast
+
+    for path in Path(workers.protocol.__file__).parent.glob("*.py"):
+        ast.parse(path.read_text(), filename=str(path), feature_version=(3, 8))
+
+
+def test_options_reach_every_environment_even_after_a_restart(start):
+    pool = start(toy("LifeLoss"), num_workers=2)
+    pool.set_option("bonus", 0.5)
+    play(pool, 1)
+    assert set(receive(pool).reward.tolist()) == {1.5}
+
+
+def test_a_picture_of_one_row(start):
+    pool = start(toy("LifeLoss"), num_workers=2)
+    play(pool, 3)
+    frame = pool.render(1)
+    assert frame.shape == (4, 6, 3)
+    assert frame.dtype == np.uint8
+    assert start(toy()).render(0) is None
+
+
+# ------------------------------------------------------------------------------------------ failure at start
+
+
+@pytest.mark.case("ENV-04")
+@pytest.mark.parametrize(
+    ("env", "error", "match"),
+    [
+        (toy("OldApi"), EnvError, r"OldApi.reset\(\) returned 1 value; 2 are needed"),
+        (toy("Nothing"), UnknownEnvError, "has no 'Nothing'"),
+        (ResolvedEnv("x", "worker", "gym", "CartPol-v1"), UnknownEnvError, "near: CartPole-v1"),
+        (ResolvedEnv("x", "worker", "call", "no_such:f"), UnknownEnvError, "no module 'no_such'"),
+        (toy(options={"obs_keys": ["a"]}), EnvError, "obs_keys names 'a'"),
+        (toy(size=5), EnvError, r"worker \d .*raised TypeError(.|\n)*Traceback"),
+    ],
+)
+def test_a_failing_start_is_one_clear_error(start, env, error, match):
+    before = time.monotonic()
+    with pytest.raises(error, match=match) as info:
+        play(start(env, num_workers=2), 2)
+    assert time.monotonic() - before < 10
+    assert ("Traceback" in str(info.value)) == ("Traceback" in match)
+
+
+def test_a_missing_package_names_its_extra(start, tmp_path):
+    absent = "raise ModuleNotFoundError(\"No module named 'Box2D'\", name='Box2D')\n"
+    (tmp_path / "at_import.py").write_text(absent)
+    (tmp_path / "at_call.py").write_text("def make():\n    " + absent)
+    for file in ("at_import.py", "at_call.py"):
+        with pytest.raises(MissingExtraError, match=r"needs the package 'Box2D'.*pip install 'pronghorn-rl\[box2d\]'"):
+            start(ResolvedEnv("x", "worker", "call", f"{tmp_path}/{file}:make"))
+    (tmp_path / "other.py").write_text("import no_such_package_of_theirs\n")
+    with pytest.raises(EnvError, match="No module named 'no_such_package_of_theirs'"):
+        start(ResolvedEnv("x", "worker", "call", f"{tmp_path}/other.py:make"))
+
+
+def test_a_space_that_is_not_supported_is_named(start, tmp_path):
+    (tmp_path / "texts.py").write_text(
+        "from gymnasium import Env, spaces\n\nclass Texts(Env):\n"
+        "    observation_space = spaces.Dict({'mission': spaces.Text(4)})\n    action_space = spaces.Discrete(2)\n"
+    )
+    with pytest.raises(SpaceError, match=r"x.*'mission' is a Text space"):
+        start(ResolvedEnv("x", "worker", "call", f"{tmp_path}/texts.py:Texts"))
+
+
+@pytest.mark.case("ENV-04")
+def test_a_rule_broken_at_the_first_step_ends_the_run_at_once(start):
+    pool = start(toy("OldStep"))
+    answer(pool, receive(pool))
+    with pytest.raises(EnvError, match=r"toy:OldStep, row 0: OldStep.step\(\) returned 4 values"):
+        receive(pool)
+    with pytest.raises(EnvError, match="returned 4 values"):  # and says the same when asked again
+        pool.recv(0.0)
+    assert pool.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"num_workers": 0}, "env.num_workers = 0"),
+        ({"num_groups": 0}, "env.num_groups = 0"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused(start, settings, match):
+    with pytest.raises(ConfigError, match=match):
+        start(toy(), **settings)
+    with pytest.raises(ConfigError, match="2 tasks cannot be dealt to 1 environments"):
+        start(toy(), toy())
+    with pytest.raises(ConfigError, match="arguments travel as JSON"):
+        start(toy(thing=object()))
+
+
+@pytest.mark.case("CLI-07")
+def test_a_script_without_a_main_guard_gets_one_message_and_no_fork_bomb(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys\n"
+        "from pronghorn.envs.workers import ResolvedEnv, WorkerPool\n"
+        "def make():\n    pass\n"
+        "env = ResolvedEnv('mine', 'worker', 'call', __file__ + ':make')\n"
+        "WorkerPool([env], num_workers=2, envs_per_worker=1, seed=1)\n"
+    )
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert "if __name__ == '__main__':" in result.stderr
+
+
+# --------------------------------------------------------------------------------------- death and restart
+
+
+def kill_worker(pool, index, how=signal.SIGKILL):
+    os.kill(pool._processes[index].popen.pid, how)
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "exit", "shape"])
+@pytest.mark.case("FLT-04")
+def test_a_dead_worker_is_lost_once_and_comes_back(start, tmp_path, caplog, how):
+    once = str(tmp_path / "failed")
+    pool = start(toy("Failing", how=how, at=3, once=once), envs_per_worker=2, num_groups=1)
+    seen = play(pool, 6)
+    assert [(row, event) for row, event, *_ in seen] == [
+        (0, FIRST), (1, FIRST), (0, STEP), (1, STEP), (0, STEP), (1, STEP),  # step 3 of row 0 fails
+        (0, LOST), (1, LOST), (0, FIRST), (1, FIRST), (0, STEP), (1, STEP),
+    ]  # fmt: skip
+    assert seen[-1] == (1, STEP, 10.0, 1.0)
+    assert pool.restarts == 1
+    message = caplog.messages[0]
+    assert "worker 0 (toy:Failing, row 0)" in message
+    expected = {"raise": "RuntimeError: the simulator broke at step 3", "kill": "was killed by SIGKILL",
+                "exit": "exit code 7", "shape": "has shape (2,); its space declares (1,)"}  # fmt: skip
+    assert expected[how] in message
+
+
+@pytest.mark.case("FLT-05")
+def test_nothing_of_the_broken_episode_is_joined_to_the_next(start, tmp_path):
+    pool = start(toy("Failing", how="raise", at=7, once=str(tmp_path / "failed")))
+    seen = play(pool, 10)
+    assert [event for _, event, *_ in seen] == [FIRST, *[STEP] * 6, LOST, FIRST, STEP]
+    assert seen[7][3] == 0.0  # the LOST record carries no reward
+    assert seen[8:] == [(0, FIRST, 0.0, 0.0), (0, STEP, 10.0, 1.0)]
+
+
+@pytest.mark.case("FLT-01")
+def test_a_hung_worker_is_killed_with_its_stack_shown(start, tmp_path, caplog):
+    hanging = toy("Failing", how="hang", at=2, once=str(tmp_path / "hung"))
+    pool = start(hanging, toy(length=0), num_workers=2, step_timeout_s=0.7)
+    seen = []
+    while not any(event == LOST for _, event in seen):
+        seen += [(row, event) for row, event, *_ in play(pool, 1)]
+    assert "did not answer within 0.7 s" in caplog.text
+    assert "sleep_for_ever" in caplog.text
+    assert "toy:Failing, row 0" in caplog.text
+    assert [row for row, event in seen if event == LOST] == [0]
+    assert seen.count((1, STEP)) > 20  # the other worker went on all the while
+
+
+def test_siblings_go_on_while_a_worker_is_replaced(start):
+    pool = start(toy(length=0), num_workers=2, envs_per_worker=2, num_groups=2)
+    play(pool, 10)
+    kill_worker(pool, 0)
+    events = {row: [] for row in range(4)}
+    values = {row: [] for row in range(4)}
+    while FIRST not in events[0] or FIRST not in events[2]:
+        for row, event, value, _ in play(pool, 1):
+            events[row].append(event)
+            values[row].append(value)
+    for row in (0, 2):  # worker 0: rows of its two groups
+        assert events[row].count(LOST) == 1
+        assert events[row].index(LOST) < events[row].index(FIRST)
+    for row in (1, 3):
+        assert set(events[row]) == {STEP}
+        assert values[row] == [values[row][0] + 10 * i for i in range(len(values[row]))]
+
+
+def test_rows_that_are_being_answered_become_lost_only_afterwards(start):
+    pool = start(toy(), envs_per_worker=2, num_groups=2)
+    taken = receive(pool)
+    rest = [] if len(taken.rows) == 2 else [receive(pool)]
+    kill_worker(pool, 0)
+    wait_until(lambda: pool.recv(0.05) is None and pool.restarts == 1)  # nothing comes: both rows are unanswered
+    for ready in [taken, *rest]:
+        answer(pool, ready)  # goes nowhere
+    lost = receive(pool)
+    assert lost.event.tolist() == [LOST, LOST]
+    assert receive(pool).event[0] == FIRST
+
+
+def test_lost_rows_may_be_left_out_of_the_answer(start):
+    pool = start(toy(), num_workers=2, ordered=True)
+    answer(pool, receive(pool))
+    kill_worker(pool, 1)
+    wait_until(lambda: pool._poll(0.05) or pool.restarts == 1)
+    ready = receive(pool)
+    assert ready.event.tolist() in ([STEP, LOST], [FIRST, LOST])
+    answer_rows(pool, [0])
+    assert receive(pool).event.tolist() == [STEP, FIRST]
+
+
+def test_a_restarted_worker_gets_new_derived_seeds(start):
+    pool = start(toy("Seeded", length=0))
+    play(pool, 2)
+    kill_worker(pool, 0)
+    first = next(ready for ready in iter(lambda: receive(pool), None) if ready.event[0] == FIRST or answer(pool, ready))
+    assert first.obs["obs"][0, 0] == derive_seed(7, 0, 1) % 65536 != derive_seed(7, 0, 0) % 65536
+
+
+def test_beyond_the_budget_the_workers_own_traceback_is_raised(start):
+    pool = start(toy("Failing", how="raise", at=1), restart_budget=2)
+    with pytest.raises(
+        WorkerDied, match=r"the simulator broke at step 1(.|\n)*budget of 2 restarts within 600 s is used up"
+    ):
+        play(pool, 20)
+    assert pool.restarts == 2
+    with pytest.raises(WorkerDied, match="the simulator broke"):
+        pool.recv(0.0)
+
+
+def test_old_deaths_do_not_count(start):
+    pool = start(toy("Failing", how="raise", at=1), restart_budget=1, restart_window_s=0.0)
+    play(pool, 10)
+    assert pool.restarts >= 3
+
+
+@pytest.mark.case("FLT-07")
+@pytest.mark.case("FLT-10")
+def test_what_a_worker_started_ends_with_it(start, tmp_path):
+    pids = tmp_path / "pids"
+    pool = start(toy("WithChild", pid_file=str(pids)))
+    play(pool, 1)
+    worker, child = map(int, pids.read_text().split())
+    kill_worker(pool, 0)  # its child is re-parented and lives
+    play(pool, 2)
+    assert not alive(child)
+    assert not alive(worker)
+    _, second_child = map(int, pids.read_text().splitlines()[1].split())
+    pool.close()
+    assert not alive(second_child)
+
+
+def test_close_twice_leaves_nothing(start):
+    pool = start(toy("Failing", how="hang", at=1), num_workers=2)
+    answer(pool, receive(pool))  # one worker hangs by now
+    pids = [process.popen.pid for process in pool._processes] + [pool._keeper._popen.pid]
+    directory = pool._directory
+    before = time.monotonic()
+    pool.close()
+    pool.close()
+    assert time.monotonic() - before < 5
+    assert not any(alive(pid) for pid in pids)
+    assert not directory.exists()
+
+
+def test_a_worker_that_prints_does_not_fill_the_disk(start, monkeypatch):
+    monkeypatch.setattr(workers, "_MAX_LOG_BYTES", 1000)
+    pool = start(toy())
+    log = pool._processes[0].log_path
+    with open(log, "a") as file:
+        file.write("x" * 2000)
+    wait_until(lambda: pool._poll(0.05) or log.stat().st_size == 0)
+
+
+def test_a_keeper_that_died_is_replaced(start, caplog):
+    pool = start(toy())
+    keeper = pool._keeper._popen
+    keeper.kill()
+    keeper.wait()
+    play(pool, 1)
+    kill_worker(pool, 0)
+    play(pool, 2)
+    assert "the keeper process ended" in caplog.text
+    assert pool._keeper._popen.poll() is None
