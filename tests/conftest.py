@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-_FAMILIES = "ENV SPA EPI RNN COR ASY FLT RES SHM PRF MAS PBT DST EVL CLI LOG".split()
-_CASE = re.compile(rf"^({'|'.join(_FAMILIES)})-\d\d$")
+_FAMILIES = ("ENV", "SPA", "EPI", "RNN", "COR", "ASY", "FLT", "RES", "SHM", "PRF", "MAS", "PBT", "DST", "EVL", "CLI")
+_CASE = re.compile(rf"^({'|'.join((*_FAMILIES, 'LOG'))})-\d\d$")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

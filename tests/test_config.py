@@ -48,7 +48,7 @@ def test_precedence_is_command_line_over_file_over_preset(tmp_path: Path) -> Non
     assert config.preset == "sf-doom"
 
 
-@pytest.mark.parametrize("preset", sorted(c.PRESETS))
+@pytest.mark.parametrize("preset", sorted(c.presets()))
 def test_every_preset_resolves_and_survives_toml(preset: str, tmp_path: Path) -> None:
     config = c.resolve(c.apply_preset(c.Config(env="atari:Pong"), preset), PIXELS)
     file = tmp_path / "config.toml"
@@ -100,9 +100,9 @@ def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Unknown setting"):
         c.from_toml(file)
     file.write_text("[learner]\nunrol_length = 3\n")
-    with pytest.raises(UsageError, match="Did you mean 'learner.unroll_length'"):
+    with pytest.raises(UsageError, match=r"Did you mean 'learner.unroll_length'"):
         c.from_toml(file)
-    with pytest.raises(UsageError, match="Did you mean 'sf-doom'"):
+    with pytest.raises(UsageError, match=r"Did you mean 'sf-doom'"):
         c.apply_preset(c.Config(), "sf-dom")
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Optional
 import tyro
 
 from pronghorn import __version__
-from pronghorn.config import PRESETS, Config, EnvConfig, apply_preset, available_cores, from_toml, replace, validate
+from pronghorn.config import Config, EnvConfig, apply_preset, available_cores, from_toml, presets, validate
 from pronghorn.errors import PronghornError, UsageError
 
 _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at the speed of the hardware.
@@ -34,9 +34,21 @@ _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at
 """
 
 
+_EXTRAS = {
+    "doom": "vizdoom",
+    "atari": "ale-py",
+    "pettingzoo": "pettingzoo",
+    "minigrid": "minigrid",
+    "box2d": "box2d",
+    "mujoco": "mujoco",
+    "cluster": "ray",
+    "wandb": "wandb",
+}
+
+
 @dataclass(frozen=True)
 class TrainArgs:
-    """Train one policy in ENV: doom:basic, atari:Pong, gym:CartPole-v1, my_package.envs:make, or several joined by commas."""
+    """Train one policy in ENV: doom:basic, atari:Pong, gym:CartPole-v1, my_package.envs:make; or several, by commas."""
 
     settings: Annotated[Config, tyro.conf.arg(name="")]
     config: Annotated[Optional[Path], tyro.conf.arg(metavar="FILE")] = None  # noqa: UP045
@@ -149,7 +161,7 @@ def run(argv: Sequence[str]) -> int:
 def _train(argv: list[str]) -> int:
     started_at = _process_start()
     if _option(argv, "--preset") == "list":
-        for name, values in sorted(PRESETS.items()):
+        for name, values in sorted(presets().items()):
             print(f"{name:16} " + ", ".join(f"{k.removeprefix('learner.')}={v}" for k, v in values.items()))
         return 0
     args, config = parse_train(argv)
@@ -203,9 +215,7 @@ def _eval(argv: list[str]) -> int:
 
     if args.episodes < 1:
         raise UsageError(f"--episodes {args.episodes}: must be at least 1.")
-    result = evaluate(
-        policy, policy.config, episodes=args.episodes, seed=args.seed, deterministic=args.deterministic
-    )
+    result = evaluate(policy, policy.config, episodes=args.episodes, seed=args.seed, deterministic=args.deterministic)
     assert result is not None
     random = random_return(policy.config, policy, episodes=args.episodes, seed=args.seed) if args.random else None
     result.write(args.run / "eval" / f"{Path(policy.checkpoint).name}-{result.policy}-{args.seed}.json")
@@ -214,9 +224,13 @@ def _eval(argv: list[str]) -> int:
         record = {k: getattr(result, k) for k in keys}
         print(json.dumps(record if random is None else {**record, "random_mean": random}))
         return 0
-    print(f"{args.run}: mean return {result.mean:.4g} ± {result.stderr:.2g} (standard error) over {result.episodes} episodes")
+    print(
+        f"{args.run}: mean return {result.mean:.4g} ± {result.stderr:.2g} (standard error), {result.episodes} episodes"
+    )
     print(f"  interquartile mean {result.iqm:.4g}, 95 % interval {result.iqm_ci95[0]:.4g} to {result.iqm_ci95[1]:.4g}")
-    print(f"  median {result.median:.4g}, episode length {result.episode_length_mean:.4g} steps, {result.policy} actions")
+    print(
+        f"  median {result.median:.4g}, episode length {result.episode_length_mean:.4g} steps, {result.policy} actions"
+    )
     print(f"  checkpoint {result.checkpoint}")
     if len(result.per_task) > 1:
         print("".join(f"  {task}: {value:.4g}\n" for task, value in result.per_task.items()), end="")
@@ -286,17 +300,24 @@ def _doctor(argv: list[str]) -> int:
 
     print(f"pronghorn {__version__}, Python {sys.version.split()[0]}, torch {torch.__version__}, on {sys.platform}")
     print(f"cores     {available_cores()} usable of {os.cpu_count()}")
-    print(f"memory    {psutil.virtual_memory().available / 2**30:.1f} of {psutil.virtual_memory().total / 2**30:.1f} GiB free")
+    memory = psutil.virtual_memory()
+    print(f"memory    {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     print(f"GPU       {', '.join(gpus) or 'none seen by torch: networks run on the CPU'}")
     disk = psutil.disk_usage(".").free / 2**30
     print(f"disk      {disk:.1f} GiB free here" + ("  <- little: checkpoints may not fit" if disk < 1 else ""))
-    for extra, package in (("doom", "vizdoom"), ("atari", "ale-py"), ("pettingzoo", "pettingzoo"), ("minigrid", "minigrid"),
-                           ("box2d", "box2d"), ("mujoco", "mujoco"), ("cluster", "ray"), ("wandb", "wandb")):  # fmt: skip
+    for extra, package in _EXTRAS.items():
         found = installed(package)
-        print(f"extra     {extra:11}" + (f"{package} {found}" if found else f"absent: pip install 'pronghorn-rl[{extra}]'"))
+        print(
+            f"extra     {extra:11}"
+            + (f"{package} {found}" if found else f"absent: pip install 'pronghorn-rl[{extra}]'")
+        )
     stale = remove_stale_engine_files()
-    print(f"cleaned   {len(stale)} files left behind by dead game engines" if stale else "clean     no files of dead game engines")
+    print(
+        f"cleaned   {len(stale)} files left behind by dead game engines"
+        if stale
+        else "clean     no files of dead game engines"
+    )
     return 0
 
 
@@ -348,7 +369,8 @@ def _say_result(result: Any, config: Config) -> None:
     if result.eval_mean is not None:
         score = f"evaluated return {result.eval_mean:.4g}, " + score
     how = {"signal": "stopped by a signal, saved", "return": "reached the return asked for"}.get(
-        result.reason, f"reached its limit ({result.reason})" if result.reason != "finished already" else "finished already"
+        result.reason,
+        f"reached its limit ({result.reason})" if result.reason != "finished already" else "finished already",
     )
     print(f"{how}: {result.steps:,} steps ({result.frames:,} frames) in {result.seconds:,.0f} s; {score}")
     print(f"next:  pronghorn eval {result.run_dir}")

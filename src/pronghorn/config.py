@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 import tomllib
 import types
@@ -57,7 +58,7 @@ class EnvConfig:
     groups: int = 2
     """Groups per worker: one group steps while the other waits for actions (double buffering)."""
     args: Annotated[dict[str, str], tyro.conf.arg(metavar="KEY VALUE …")] = field(default_factory=dict)
-    """Keyword arguments of the environment, e.g. --env.args frame_skip 2 actions flat. Values are read as TOML, else as text."""
+    """Arguments of the environment, e.g. --env.args frame_skip 2 actions flat. Values are TOML, else text."""
     obs_keys: tuple[str, ...] = ()
     """Keys of a Dict observation to keep; all of them when empty."""
     image_layout: Literal["auto", "hwc", "chw"] = "auto"
@@ -79,7 +80,8 @@ class ModelConfig:
     """The network: encoder, recurrent core, heads."""
 
     conv: Annotated[
-        Auto[Literal["convnet_simple", "nature", "impala_shallow", "resnet_impala", "conv_tiny"]], _auto_choice("convnet_simple", "nature", "impala_shallow", "resnet_impala", "conv_tiny")
+        Auto[Literal["convnet_simple", "nature", "impala_shallow", "resnet_impala", "conv_tiny"]],
+        _auto_choice("convnet_simple", "nature", "impala_shallow", "resnet_impala", "conv_tiny"),
     ] = AUTO
     """Convolutional encoder of image observations."""
     conv_features: int = 512
@@ -126,7 +128,9 @@ class LearnerConfig:
     """Optimiser steps per pass; each takes B / minibatches whole unrolls."""
     advantage: Annotated[Auto[Literal["vtrace", "gae"]], _auto_choice("vtrace", "gae")] = AUTO
     """Estimator of value targets and advantages."""
-    policy_loss: Annotated[Auto[Literal["ppo_clip", "policy_gradient"]], _auto_choice("ppo_clip", "policy_gradient")] = AUTO
+    policy_loss: Annotated[
+        Auto[Literal["ppo_clip", "policy_gradient"]], _auto_choice("ppo_clip", "policy_gradient")
+    ] = AUTO
     """PPO's clipped surrogate, or the plain policy gradient of A2C and IMPALA."""
     gamma: Annotated[Auto[float], _AUTO_FLOAT] = AUTO
     """Discount per step."""
@@ -158,12 +162,16 @@ class LearnerConfig:
     """Rewards are multiplied by this before learning; reported returns stay raw."""
     reward_clip: Annotated[Auto[float], _AUTO_FLOAT] = AUTO
     """Scaled rewards are clipped to this absolute value before learning; 0 switches it off."""
-    optimizer: Annotated[Auto[Literal["adam", "rmsprop", "rmsprop_tf"]], _auto_choice("adam", "rmsprop", "rmsprop_tf")] = AUTO
-    """Adam, RMSProp with epsilon outside the root (PyTorch), or inside it with accumulators from 1 (TensorFlow, IMPALA)."""
+    optimizer: Annotated[
+        Auto[Literal["adam", "rmsprop", "rmsprop_tf"]], _auto_choice("adam", "rmsprop", "rmsprop_tf")
+    ] = AUTO
+    """Adam; RMSProp with epsilon outside the root (PyTorch), or inside with accumulators from 1 (TensorFlow)."""
     lr: Annotated[Auto[float], _AUTO_FLOAT] = AUTO
     """Learning rate at the start."""
-    lr_schedule: Annotated[Auto[Literal["constant", "linear", "kl_adaptive"]], _auto_choice("constant", "linear", "kl_adaptive")] = AUTO
-    """Constant, linear to 0 over the run's steps, or adapted to keep the KL of an update near --learner.lr-kl-target."""
+    lr_schedule: Annotated[
+        Auto[Literal["constant", "linear", "kl_adaptive"]], _auto_choice("constant", "linear", "kl_adaptive")
+    ] = AUTO
+    """Constant, linear to 0 over the run's steps, or adapted to keep the KL divergence near --learner.lr-kl-target."""
     lr_kl_target: float = 0.008
     """KL divergence per iteration that the adaptive learning rate aims at."""
     optimizer_eps: Annotated[Auto[float], _AUTO_FLOAT] = AUTO
@@ -309,178 +317,19 @@ class Hyperparameters:
         return Hyperparameters(**{name: getattr(config.learner, name) for name in names})
 
 
-# Algorithms are data: a name gives defaults over one learner.
-_ALGORITHMS: dict[str, dict[str, Any]] = {
-    "appo": {"max_lag": 16, "learner.advantage": "vtrace", "learner.policy_loss": "ppo_clip"},
-    "impala": {
-        "max_lag": 16,
-        "learner.advantage": "vtrace",
-        "learner.policy_loss": "policy_gradient",
-        "learner.lambda_": 1.0,
-        "learner.epochs": 1,
-        "learner.minibatches": 1,
-    },
-    "ppo": {"max_lag": 0, "learner.advantage": "gae", "learner.policy_loss": "ppo_clip", "learner.ppo_clip": 0.2},
-    "a2c": {
-        "max_lag": 0,
-        "learner.advantage": "gae",
-        "learner.policy_loss": "policy_gradient",
-        "learner.epochs": 1,
-        "learner.minibatches": 1,
-    },
-}
+@functools.cache
+def _tables() -> dict[str, Any]:
+    """defaults.toml: the defaults of algorithms and kinds of environment, and the presets, by dotted names."""
+    return tomllib.loads(Path(__file__).with_name("defaults.toml").read_text())
 
-_COMMON: dict[str, Any] = {
-    "learner.gamma": 0.99,
-    "learner.lambda_": 0.95,
-    "learner.ppo_clip": 0.1,
-    "learner.normalize_advantages": True,
-    "learner.reduction": "mean",
-    "learner.reward_clip": 0.0,
-    "learner.optimizer": "adam",
-    "learner.lr_schedule": "constant",
-    "learner.optimizer_eps": 1e-6,
-    "learner.max_grad_norm": 4.0,
-    "learner.epochs": 1,
-    "learner.minibatches": 1,
-}
 
-_KINDS: dict[str, dict[str, Any]] = {
-    "pixels": {
-        "model.conv": "convnet_simple",
-        "model.core": "gru",
-        "model.activation": "elu",
-        "model.separate_critic": False,
-        "learner.unroll_length": 32,
-        "learner.exploration_coef": 0.003,
-        "learner.lr": 2e-4,
-    },
-    "vector": {
-        "model.conv": "nature",
-        "model.core": "none",
-        "model.activation": "tanh",
-        "model.separate_critic": True,
-        "learner.unroll_length": 32,
-        "learner.exploration_coef": 0.003,
-        "learner.lr": 1e-3,
-    },
-    "vector-continuous": {"learner.exploration_coef": 0.0, "learner.lr": 3e-4},
-    "atari": {
-        "model.conv": "nature",
-        "model.core": "none",
-        "model.activation": "relu",
-        "learner.reward_clip": 1.0,
-        "learner.exploration_coef": 0.01,
-    },
-}
+def presets() -> dict[str, dict[str, Any]]:
+    """Settings by the name of the preset that gives them."""
+    return {name: {k: _frozen(v) for k, v in values.items()} for name, values in _tables()["preset"].items()}
 
-_IMPALA: dict[str, Any] = {
-    "algo": "impala",
-    "model.normalize_returns": False,
-    "learner.value_coef": 0.5,
-    "learner.normalize_advantages": False,
-    "learner.reduction": "sum",
-    "learner.optimizer": "rmsprop_tf",
-    "learner.rmsprop_decay": 0.99,
-    "learner.batch_unrolls": 32,
-    "model.activation": "relu",
-    "model.conv_features": 256,
-    "model.core_size": 256,
-}
 
-_SF: dict[str, Any] = {
-    "algo": "appo",
-    "learner.unroll_length": 32,
-    "learner.batch_unrolls": 64,
-    "learner.lr": 1e-4,
-    "learner.max_grad_norm": 4.0,
-    "learner.ppo_clip": 0.1,
-    "learner.value_clip": 0.2,
-    "learner.exploration": "symmetric_kl",
-    "learner.exploration_coef": 0.001,
-    "model.conv": "convnet_simple",
-    "model.core": "gru",
-    "model.core_size": 512,
-}
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # IMPALA, Table G.1 (Atari) and Tables D.1, D.3 (DMLab-30, the values of the released code's README).
-    "impala-atari": _IMPALA
-    | {
-        "model.conv": "impala_shallow",
-        "model.core": "none",
-        "learner.unroll_length": 20,
-        "learner.gamma": 0.99,
-        "learner.exploration_coef": 0.01,
-        "learner.lr": 6e-4,
-        "learner.lr_schedule": "linear",
-        "learner.optimizer_eps": 0.01,
-        "learner.max_grad_norm": 40.0,
-        "learner.reward_clip": 1.0,
-        "steps": 50_000_000,
-    },
-    "impala-dmlab30": _IMPALA
-    | {
-        "model.conv": "resnet_impala",
-        "model.core": "lstm",
-        "model.last_action": True,
-        "model.last_reward": True,
-        "learner.unroll_length": 100,
-        "learner.gamma": 0.99,
-        "learner.exploration_coef": 0.00333913,
-        "learner.lr": 3.1867e-4,
-        "learner.lr_schedule": "linear",
-        "learner.optimizer_eps": 0.1,
-        "learner.max_grad_norm": 0.0,
-        "steps": 2_500_000_000,
-    },
-    # Sample Factory: paper runs of the standard scenarios, of battle, and its Atari configuration.
-    "sf-doom": _SF,
-    "sf-doom-battle": _SF | {"learner.max_grad_norm": 0.0},
-    "sf-atari": {
-        "algo": "ppo",
-        "model.conv": "nature",
-        "model.core": "none",
-        "model.activation": "relu",
-        "env.workers": 8,
-        "env.envs_per_worker": 1,
-        "env.groups": 1,
-        "learner.unroll_length": 128,
-        "learner.batch_unrolls": 8,
-        "learner.epochs": 4,
-        "learner.minibatches": 4,
-        "learner.lr": 2.5e-4,
-        "learner.lr_schedule": "linear",
-        "learner.max_grad_norm": 0.5,
-        "learner.ppo_clip": 0.1,
-        "learner.value_clip": 1.0,
-        "learner.reward_clip": 1.0,
-        "learner.exploration_coef": 0.01,
-        "steps": 10_000_000,
-    },
-    # Stable-Baselines3's PPO defaults.
-    "sb3-ppo": {
-        "algo": "ppo",
-        "model.mlp_layers": (64, 64),
-        "model.activation": "tanh",
-        "model.separate_critic": True,
-        "model.normalize_obs": False,
-        "model.normalize_returns": False,
-        "env.workers": 1,
-        "env.envs_per_worker": 8,
-        "env.groups": 1,
-        "learner.unroll_length": 256,
-        "learner.batch_unrolls": 8,
-        "learner.epochs": 10,
-        "learner.minibatches": 8,
-        "learner.lr": 3e-4,
-        "learner.lambda_": 0.95,
-        "learner.ppo_clip": 0.2,
-        "learner.exploration_coef": 0.0,
-        "learner.optimizer_eps": 1e-5,
-        "learner.max_grad_norm": 0.5,
-    },
-}
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def kind_of(spec: EnvSpec) -> str:
@@ -497,17 +346,17 @@ def resolve_env(config: Config) -> Config:
 
 def resolve(config: Config, spec: EnvSpec) -> Config:
     """Fill every Auto field from the kind of environment and the algorithm, then validate. Raises ConfigError."""
-    kind = kind_of(spec)
-    names = [kind]
+    tables, kind = _tables(), kind_of(spec)
+    kinds = [kind]
     if kind == "vector" and spec.action.num_continuous:
-        names.append("vector-continuous")
+        kinds.append("vector-continuous")
     if any(name.startswith("atari:") for name in config.env_names):
-        names.append("atari")
-    defaults = dict(_COMMON)
-    for name in names:
-        defaults |= _KINDS[name]
-    defaults |= _ALGORITHMS[config.algo]
-    config = with_defaults(resolve_env(config), defaults | {"threads": available_cores()})
+        kinds.append("atari")
+    defaults = dict(tables["common"])
+    for name in kinds:
+        defaults |= tables["kind"][name]
+    defaults |= tables["algorithm"][config.algo] | {"threads": available_cores()}
+    config = with_defaults(resolve_env(config), defaults)
     num_rows = config.num_envs * spec.rows_per_env
     # Taking turns needs whole unrolls of all rows in each batch: one unroll a row.
     batch_unrolls = num_rows if config.max_lag <= 1 else max(32, num_rows // 2)
@@ -546,7 +395,9 @@ def validate(config: Config) -> None:
     if not 0.0 < c.eval.max_share <= 1.0:
         raise ConfigError("eval.max_share", c.eval.max_share, "must lie in (0, 1]", "Try 0.15.")
     if e.python and not os.access(e.python, os.X_OK):
-        raise ConfigError("env.python", e.python, "must be an executable file", "Give the path of a Python interpreter.")
+        raise ConfigError(
+            "env.python", e.python, "must be an executable file", "Give the path of a Python interpreter."
+        )
     if c.deterministic and c.max_lag is not None and c.max_lag > 1:
         raise ConfigError("max_lag", c.max_lag, "must be 0 or 1 with --deterministic", "Add --max-lag 1.")
 
@@ -554,24 +405,26 @@ def validate(config: Config) -> None:
 def validate_sizes(config: Config, num_rows: int) -> None:
     """Refuse sizes that cannot work or would deadlock, of a resolved config. Raises ConfigError."""
     n = config.learner
-    if config.env.envs_per_worker < config.env.groups:
-        raise ConfigError("env.groups", config.env.groups, f"must be at most env.envs_per_worker = {config.env.envs_per_worker}",
-                          "Lower --env.groups or raise --env.envs-per-worker.")  # fmt: skip
-    if n.batch_unrolls % n.minibatches:
-        raise ConfigError("learner.minibatches", n.minibatches, f"must divide learner.batch_unrolls = {n.batch_unrolls}",
-                          "Minibatches are made of whole unrolls.")  # fmt: skip
-    if config.max_lag <= 1 and n.batch_unrolls % num_rows:
-        raise ConfigError(
-            "learner.batch_unrolls", n.batch_unrolls,
-            f"must be a multiple of the {num_rows} rows when --max-lag is 0 or 1, since a batch is then whole unrolls of all rows",
-            f"Try --learner.batch-unrolls {num_rows * max(1, round(n.batch_unrolls / num_rows))}.",
-        )  # fmt: skip
+    envs, groups, num_unrolls = config.env.envs_per_worker, config.env.groups, n.batch_unrolls
+    if envs < groups:
+        rule = f"must be at most env.envs_per_worker = {envs}"
+        raise ConfigError("env.groups", groups, rule, "Lower --env.groups or raise --env.envs-per-worker.")
+    if num_unrolls % n.minibatches:
+        rule = f"must divide learner.batch_unrolls = {num_unrolls}"
+        raise ConfigError("learner.minibatches", n.minibatches, rule, "Minibatches are made of whole unrolls.")
+    if config.max_lag <= 1 and num_unrolls % num_rows:
+        rule = f"must be a multiple of the {num_rows} rows when --max-lag is 0 or 1 (whole unrolls of all rows)"
+        fix = f"Try --learner.batch-unrolls {num_rows * max(1, round(num_unrolls / num_rows))}."
+        raise ConfigError("learner.batch_unrolls", num_unrolls, rule, fix)
     # A batch takes B of the at most num_slots unrolls that are older than it, oldest first.
-    need = -(-config.num_slots(num_rows) // n.batch_unrolls)
+    need = -(-config.num_slots(num_rows) // num_unrolls)
     if config.max_lag > 1 and config.max_lag < need:
-        raise ConfigError("max_lag", config.max_lag,
-                          f"must be at least {need}: {num_rows} rows can hold that many batches of {n.batch_unrolls} unrolls in flight",
-                          "Raise --max-lag or --learner.batch-unrolls, or lower the number of environments.")  # fmt: skip
+        rule = f"must be at least {need}: {num_rows} rows can have that many batches of {num_unrolls} unrolls in flight"
+        fix = "Raise --max-lag or --learner.batch-unrolls, or lower the number of environments."
+        raise ConfigError("max_lag", config.max_lag, rule, fix)
+    if n.lr_schedule == "linear" and not (config.steps or config.frames):
+        rule = "needs an end of the run in steps or frames"
+        raise ConfigError("learner.lr_schedule", "linear", rule, "Add --steps or --frames.")
 
 
 def _positive(name: str, value: float | None) -> None:
@@ -647,11 +500,12 @@ def with_defaults(config: Config, defaults: Mapping[str, Any]) -> Config:
 
 def apply_preset(config: Config, name: str) -> Config:
     """The config with a preset's values. Raises UsageError for an unknown preset, with the nearest one."""
-    if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, 1)
+    known = presets()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise UsageError(f"Unknown preset '{name}'.{hint} There are: {', '.join(sorted(PRESETS))}.")
-    preset: Config = replace(config, PRESETS[name] | {"preset": name})
+        raise UsageError(f"Unknown preset '{name}'.{hint} There are: {', '.join(sorted(known))}.")
+    preset: Config = replace(config, known[name] | {"preset": name})
     return preset
 
 

@@ -139,7 +139,8 @@ class Ready:
 class Pool(Protocol):
     """The one interface to environments: worker processes, native vector environments and GPU environments.
 
-    `send(ready.rows, …)` answers exactly the rows of one `recv`. A row is never in two unanswered recvs.
+    `send(rows, …)` answers rows of one `recv`, by whole units: rows that are stepped together. All of them at once,
+    or a part now and a part later. LOST rows are not answered. A row is never in two unanswered recvs.
     Rows are numbered 0 … num_rows-1 and keep their number for the whole run.
     """
 
@@ -147,6 +148,7 @@ class Pool(Protocol):
     num_rows: int
     tasks: tuple[str, ...]  # names of the tasks
     task_ids: NDArray[np.int64]  # [num_rows] index into `tasks`
+    unit_ids: NDArray[np.int64]  # [num_rows] rows of one unit are stepped together
     restarts: int  # workers restarted so far
 
     def recv(self, timeout_s: float) -> Ready | None:
@@ -155,7 +157,7 @@ class Pool(Protocol):
     def send(
         self, rows: NDArray[np.int64], discrete: NDArray[np.int64], continuous: NDArray[np.float32]
     ) -> None:
-        """Answer the rows of one recv with actions: discrete [N, D], continuous [N, C] (already within bounds)."""
+        """Answer rows of one recv, by whole units: discrete [N, D], continuous [N, C] (already within bounds)."""
 
     def reseed(self, seed: int) -> None:
         """Drop what is in flight, seed every row from (seed, row) and reset it; the next recvs give FIRST."""

@@ -107,6 +107,15 @@ def test_files_are_named_by_their_absolute_path(monkeypatch):
     assert resolve("toy_envs.py:Counter").target == f"{TOYS}:Counter"
 
 
+def test_modules_of_the_current_directory_are_found(tmp_path, monkeypatch):
+    (tmp_path / "my_maze_module.py").write_text(Path(TOYS).read_text())
+    monkeypatch.chdir(tmp_path)
+    pool = make_pool(config("my_maze_module:Counter"), seed=1, ordered=False, evaluation=True)
+    assert pool.recv(10.0).event.tolist() == [Event.FIRST]
+    assert "not pinned" in pool.describe()
+    pool.close()
+
+
 def test_registered_names_come_first_and_are_suggested():
     register_env("my_maze", "json:dumps")
     env = resolve("my_maze", {"size": 3})
@@ -189,6 +198,8 @@ def test_the_list_of_environments():
     names = {listing.name: listing for listing in list_envs()}
     assert {"doom:basic", "gym:CartPole-v1"} <= set(names)
     assert names["gym:CartPole-v1"].extra == ""
+    absent = registry.Listing("doom:x", "Walk.", "doom")
+    assert str(absent).split(None, 1) == ["doom:x", "Walk.  (absent: pip install 'pronghorn-rl[doom]')"]
     assert all(listing.summary for listing in names.values())
 
 

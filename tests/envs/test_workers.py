@@ -482,6 +482,29 @@ def test_a_hung_worker_is_killed_with_its_stack_shown(start, tmp_path, caplog):
     assert seen.count((1, STEP)) > 20  # the other worker went on all the while
 
 
+@pytest.mark.parametrize("where", ["build", "reset"])
+def test_a_start_that_never_ends_is_an_error_with_its_stack(start, tmp_path, where):
+    (tmp_path / "slow.py").write_text(
+        f"import sys\nsys.path.append({str(Path(TOYS).parent)!r})\nfrom toy_envs import Counter, sleep_for_ever\n"
+        "class Slow(Counter):\n"
+        "    def __init__(self, where):\n        super().__init__()\n        self.where = where\n"
+        "        where == 'build' and sleep_for_ever()\n"
+        "    def reset(self, **kwargs):\n        sleep_for_ever()\n"
+    )
+    with pytest.raises(EnvError, match=r"did not answer within 2 s(.|\n)*sleep_for_ever"):
+        start(ResolvedEnv("x", "worker", "call", f"{tmp_path}/slow.py:Slow", {"where": where}), start_timeout_s=2.0)
+
+
+def test_a_picture_that_never_comes_is_a_hang(start, tmp_path, caplog):
+    (tmp_path / "stuck.py").write_text(
+        f"import sys\nsys.path.append({str(Path(TOYS).parent)!r})\nfrom toy_envs import Counter, sleep_for_ever\n"
+        "class Stuck(Counter):\n    def render(self):\n        sleep_for_ever()\n"
+    )
+    pool = start(ResolvedEnv("x", "worker", "call", f"{tmp_path}/stuck.py:Stuck"), step_timeout_s=0.5)
+    assert pool.render(0) is None
+    assert "did not answer within 0.5 s" in caplog.text
+
+
 def test_siblings_go_on_while_a_worker_is_replaced(start):
     pool = start(toy(length=0), num_workers=2, envs_per_worker=2, num_groups=2)
     play(pool, 10)

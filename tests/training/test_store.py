@@ -49,7 +49,7 @@ def test_a_slot_goes_round_and_always_has_one_state() -> None:
 @pytest.mark.parametrize("misuse", ["commit", "discard", "release"])
 def test_misuse_names_slot_and_states(misuse: str) -> None:
     store = make_store()
-    with pytest.raises(StoreError, match="Slot 5 is FREE, but only a (FILLING|LEARNING) slot"):
+    with pytest.raises(StoreError, match=r"Slot 5 is FREE, but only a (FILLING|LEARNING) slot"):
         getattr(store, misuse)(np.array([5]))
 
 

@@ -12,7 +12,8 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,10 @@ class Listing:
     name: str
     summary: str
     extra: str = ""
+
+    def __str__(self) -> str:
+        absent = f"  (absent: pip install 'pronghorn-rl[{self.extra}]')" if self.extra else ""
+        return f"{self.name:42} {self.summary}{absent}"
 
 
 # ------------------------------------------------------------------------------------------------- names
@@ -163,12 +168,17 @@ def _installed(module: str) -> bool:
         return False
 
 
+def _importable(module: str) -> bool:
+    """Installed, or in the current directory: the workers look there too."""
+    return _installed(module) or PathFinder.find_spec(module.partition(".")[0], [os.getcwd()]) is not None
+
+
 def _gym_registration(target: str) -> dict[str, Any]:
     """Check an id as far as this process can; for one that only this process registered, how to register it."""
     import gymnasium
 
     package, colon, _ = target.rpartition(":")
-    if colon and not _installed(package):
+    if colon and not _importable(package):
         raise UnknownEnvError(f"gym:{target}: there is no package '{package}' to import.")
     for prefix, module, extra, distribution in PLUGINS:
         if target.startswith(prefix):
@@ -203,7 +213,7 @@ def _user_target(name: str, here: bool) -> str:
     if where.endswith(".py"):
         if not os.path.exists(where):
             raise UnknownEnvError(f"'{name}': there is no file {os.path.abspath(where)}.")
-    elif here and not _installed(where):
+    elif here and not _importable(where):
         raise UnknownEnvError(f"'{name}': there is no module '{where}' on the import path{_near(name)}")
     return _absolute(name)
 
@@ -246,7 +256,8 @@ def _gym_extra(entry_point: str) -> str:
 def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = False) -> Pool:
     """A running pool of the config's environments (`config.env` with its numbers filled in).
 
-    ordered: whole groups in fixed order, for the deterministic modes. evaluation: for scores, not for training.
+    ordered: whole groups in fixed order, for the deterministic modes.
+    evaluation: the pool may run beside a training run, so its workers are not pinned to the cores of that run's.
     """
     env = config.env
     resolved = [resolve(name, *_arguments(config), python=env.python or None) for name in config.env_names]
@@ -262,7 +273,7 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
         num_groups=min(env.groups, env.envs_per_worker),
         seed=seed,
         ordered=ordered,
-        pin=env.pin,
+        pin="off" if evaluation else env.pin,
         python=env.python or None,
         step_timeout_s=env.step_timeout_s,
         start_timeout_s=env.start_timeout_s,
@@ -385,6 +396,4 @@ def make_env(config: Config, *, seed: int, render: bool = False) -> SingleEnv:
 
 
 def _one_row(config: Config) -> Config:
-    from dataclasses import replace
-
     return replace(config, env=replace(config.env, workers=1, envs_per_worker=1, groups=1))

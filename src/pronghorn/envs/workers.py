@@ -128,7 +128,7 @@ class _Process:
                 stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, cwd=directory,
                 env=_child_environment(), pass_fds=fds, start_new_session=True,
             )  # fmt: skip
-        self.exit_fd = os.pidfd_open(self.popen.pid) if hasattr(os, "pidfd_open") else -1
+        self.exit_fd = _exit_descriptor(self.popen.pid)
 
     def send(self, kind: int, group: int = 0, slot: int = 0, payload: bytes = b"") -> None:
         # A worker that has just died is noticed by its socket's end in the next poll, not here.
@@ -174,11 +174,14 @@ class _Process:
                     return
 
     def wait_exit(self, timeout_s: float) -> None:
-        """Wait for the exit without reaping, so that the process number stays ours until `kill`."""
+        """Wait for the exit; where possible without reaping, so that the process number stays ours until `kill`."""
         if self.exit_fd >= 0:
             poller = select.poll()
             poller.register(self.exit_fd, select.POLLIN)
             poller.poll(timeout_s * 1000)
+        else:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(timeout_s)
 
     def kill(self) -> int:
         """Kill the process and all that it started, remove what they left, reap it; returns its exit status."""
@@ -213,6 +216,14 @@ class _Process:
     def broke_contract_at_once(self) -> bool:
         """Its environment failed by a rule, not by chance, before its first step was done."""
         return self.report is not None and self.report["code"] != "crash" and self.report["steps"] == 0
+
+
+def _exit_descriptor(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; -1 where the system has none (macOS)."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
 
 
 def _child_environment() -> dict[str, str]:
@@ -282,7 +293,8 @@ class WorkerPool:
         otherwise whatever is ready.
     pin: 'auto' gives each worker one core of this process's affinity mask when there are enough, 'off' never.
     python: interpreter of the workers (it needs NumPy and the environment); None: this one.
-    sys_path: directories that the workers add to their import path; None: this process's own.
+    sys_path: directories that come first on the workers' import path; None: this process's own path and the
+        current directory (with another interpreter: the directory of the script and the current one).
     step_timeout_s: a unit that has not answered for so long is hung: killed and restarted.
     start_timeout_s: limit for building the environments and their first reset.
     restart_budget: restarts allowed within restart_window_s; the next death raises WorkerDied.
@@ -328,6 +340,7 @@ class WorkerPool:
         self._next_group = 0  # ordered mode
         self.num_rows = num_workers * envs_per_worker
         self._unit_of_row = [unit for unit in self._units for _ in unit.rows]
+        self.unit_ids = np.array([index for index, unit in enumerate(self._units) for _ in unit.rows], np.int64)
         self.unit_ids = np.array([i for i, unit in enumerate(self._units) for _ in unit.rows], np.int64)
         self.tasks = tuple(env.name for env in self._envs)
         self.task_ids = np.arange(self.num_rows, dtype=np.int64) % len(self._envs)
@@ -477,6 +490,7 @@ class WorkerPool:
         if process is None or not process.attached:
             return None
         self._frame = None
+        process.deadline = time.monotonic() + self._step_timeout_s
         process.send_json(protocol.RENDER, {"env": self._rows_of(unit.worker).index(row)})
         while self._frame is None and self._processes[unit.worker] is process:
             self._poll(_CHECK_EVERY_S)
@@ -641,6 +655,7 @@ class WorkerPool:
             if not self._starting:
                 self._attach(process)
         elif kind == protocol.FRAME:
+            process.deadline = _NEVER
             shape = protocol.FRAME_SHAPE.unpack_from(payload)
             self._frame = np.frombuffer(payload, np.uint8, offset=protocol.FRAME_SHAPE.size).reshape(shape)
         else:
@@ -754,11 +769,11 @@ def _interpreter(python: str | None) -> str:
 
 
 def _import_path(sys_path: Sequence[str] | None, python: str | None) -> list[str]:
-    """What workers add to their path. Another interpreter must not see this one's packages: it gets only the
-    directory of the script and the current one."""
+    """What comes first on the workers' path. Another interpreter must not see this one's packages: it gets only
+    the directory of the script and the current one."""
     if sys_path is None:
-        sys_path = sys.path if python is None else [sys.path[0], ""]
-    return [os.path.abspath(entry) for entry in sys_path]
+        sys_path = [*(sys.path if python is None else sys.path[:1]), ""]
+    return list(dict.fromkeys(os.path.abspath(entry) for entry in sys_path))
 
 
 def _cores(pin: str, num_workers: int) -> list[int]:

@@ -277,6 +277,8 @@ class Worker:
         elif kind == OPTION:
             for index, env in enumerate(self._envs):
                 self._at_work = index
+                if not hasattr(env, "set_option"):
+                    raise adapters.ContractBroken("%s has no set_option()" % type(env).__name__)
                 env.set_option(value["name"], value["value"])
         elif kind == RENDER:
             frame = self._envs[value["env"]].render()
@@ -314,7 +316,8 @@ def _foreign_traceback(error: Exception) -> str:
 
 def settle(config: Dict[str, Any]) -> None:
     """Make this process what the trainer wants before any environment exists: path, core, priority."""
-    sys.path.extend(entry for entry in config["sys_path"] if entry not in sys.path)
+    given = config["sys_path"]
+    sys.path[:] = given + [entry for entry in sys.path if entry not in given]
     if config["cpus"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, config["cpus"])  # inherited by engines that the environment starts
     if config["nice"]:

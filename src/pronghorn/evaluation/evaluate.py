@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pronghorn.config import Config, available_cores, derive_seed
 from pronghorn.envs.registry import make_env, make_pool
 from pronghorn.errors import EnvError, UsageError
 from pronghorn.evaluation.policy import Policy
 from pronghorn.training.checkpoint import write_atomically
-from pronghorn.types import Event, Pool, Ready
+from pronghorn.types import EnvSpec, Event, Pool
 
 BOOTSTRAP_RESAMPLES = 2000
 
@@ -75,6 +76,75 @@ def evaluate(
         pool.close()
 
 
+@dataclass(frozen=True)
+class Finished:
+    """An evaluation in the background that ended: the result, and the weights that were evaluated."""
+
+    result: Evaluation
+    weights: Mapping[str, Tensor]
+    version: int
+    steps: int
+
+
+class BackgroundEvaluator:
+    """Evaluates snapshots in a thread beside training, one at a time, within its share of wall-clock time.
+
+    It has environments, seeds and a copy of the network of its own, so it cannot change training.
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec, stop: threading.Event) -> None:
+        self.config, self.spec, self._stop = config, spec, stop
+        self._thread: threading.Thread | None = None
+        self._finished: Finished | None = None
+        self._error: BaseException | None = None
+        self._next_s = time.monotonic() + config.eval.every_s
+
+    def due(self, training: Mapping[str, float]) -> bool:
+        """By the schedule, or because training returns suggest that the return to stop at is reached."""
+        settings = self.config.eval
+        if self._thread is not None or time.monotonic() < self._next_s:
+            return False
+        until = settings.until_return
+        looks_solved = until is not None and training["episodes"] >= 20 and training["return_mean"] >= until
+        return looks_solved or settings.every_s > 0
+
+    def start(self, weights: Mapping[str, Tensor], version: int, steps: int) -> None:
+        """Evaluate these weights; they must never be written again."""
+        self._thread = threading.Thread(
+            target=self._run, args=(weights, version, steps), name="evaluation", daemon=True
+        )
+        self._thread.start()
+
+    def finished(self) -> Finished | None:
+        """The evaluation that ended since the last call, once. Raises what went wrong in it."""
+        if self._thread is None or self._thread.is_alive():
+            return None
+        self._thread = None
+        if self._error is not None:
+            raise self._error
+        done, self._finished = self._finished, None
+        return done
+
+    def join(self) -> None:
+        """Wait for the thread, which ends soon after `stop` was set."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, weights: Mapping[str, Tensor], version: int, steps: int) -> None:
+        start, settings = time.monotonic(), self.config.eval
+        try:
+            policy = Policy.from_weights(self.config, self.spec, weights)
+            seed = derive_seed(self.config.seed, 5, version)
+            result = evaluate(policy, self.config, episodes=settings.episodes, seed=seed, stop=self._stop)
+        except BaseException as error:
+            self._error = error
+            return
+        if result is not None:
+            self._finished = Finished(result, weights, version, steps)
+        spent = time.monotonic() - start
+        self._next_s = time.monotonic() + max(settings.every_s, spent / settings.max_share) - spent
+
+
 def random_return(config: Config, spec_policy: Policy, *, episodes: int, seed: int) -> float:
     """Mean return of uniformly random actions over `episodes` episodes: what a score has to be read against."""
     result = evaluate(_Random(spec_policy), config, episodes=episodes, seed=seed)
@@ -100,7 +170,9 @@ class _Random(Policy):
         return discrete[:, : action.num_discrete], continuous.astype(np.float32), state
 
 
-def _play(policy: Policy, pool: Pool, episodes: int, deterministic: bool, stop: threading.Event | None) -> Evaluation | None:
+def _play(
+    policy: Policy, pool: Pool, episodes: int, deterministic: bool, stop: threading.Event | None
+) -> Evaluation | None:
     num_rows = pool.num_rows
     quota = np.full(num_rows, episodes // num_rows) + (np.arange(num_rows) < episodes % num_rows)
     state = policy.initial_state(num_rows)
@@ -140,7 +212,9 @@ def _play(policy: Policy, pool: Pool, episodes: int, deterministic: bool, stop: 
     return _summarise(done, pool.tasks, policy, deterministic)
 
 
-def _summarise(done: list[tuple[float, int, int]], tasks: tuple[str, ...], policy: Policy, deterministic: bool) -> Evaluation:
+def _summarise(
+    done: list[tuple[float, int, int]], tasks: tuple[str, ...], policy: Policy, deterministic: bool
+) -> Evaluation:
     returns = np.array([d[0] for d in done])
     by_task = {task: returns[[d[2] == i for d in done]] for i, task in enumerate(tasks)}
     return Evaluation(
@@ -176,8 +250,10 @@ def bootstrap_iqm(values: NDArray[np.float64], seed: int = 0) -> tuple[float, fl
 # ---------------------------------------------------------------- pictures
 
 
-def play_frames(policy: Policy, config: Config, *, seed: int, max_frames: int, deterministic: bool) -> Iterator[tuple[NDArray[np.uint8], float]]:
-    """(rendered frame [H, W, 3] uint8, return so far) of one episode after another. Raises EnvError if nothing renders."""
+def play_frames(
+    policy: Policy, config: Config, *, seed: int, max_frames: int, deterministic: bool
+) -> Iterator[tuple[NDArray[np.uint8], float]]:
+    """(rendered frame [H, W, 3] uint8, return so far), episode after episode. Raises EnvError if nothing renders."""
     env = make_env(config, seed=seed, render=True)
     try:
         policy.seed(seed)
@@ -186,7 +262,9 @@ def play_frames(policy: Policy, config: Config, *, seed: int, max_frames: int, d
         env.close()
 
 
-def _frames(env: Any, policy: Policy, seed: int, max_frames: int, deterministic: bool) -> Iterator[tuple[NDArray[np.uint8], float]]:
+def _frames(
+    env: Any, policy: Policy, seed: int, max_frames: int, deterministic: bool
+) -> Iterator[tuple[NDArray[np.uint8], float]]:
     state, first, episode_return, reward = policy.initial_state(1), True, 0.0, 0.0
     obs = env.reset(seed)
     for _ in range(max_frames):
@@ -215,22 +293,25 @@ def _as_image(frame: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.pad(image, ((0, image.shape[0] % 2), (0, image.shape[1] % 2), (0, 0)), mode="edge"))
 
 
-def record(policy: Policy, config: Config, out: Path, *, seconds: float = 20.0, seed: int = 0, deterministic: bool = False) -> int:
+def record(
+    policy: Policy, config: Config, out: Path, *, seconds: float = 20.0, seed: int = 0, deterministic: bool = False
+) -> int:
     """Write an mp4 of the policy playing (no display needed). Returns the number of frames; at least 1.
 
     Raises UsageError for a length without a frame, EnvError if the environment renders nothing.
     """
-    import imageio.v2 as imageio
+    import imageio.v2 as imageio  # type: ignore[import-untyped,unused-ignore]
 
     fps = max(1.0, policy.spec.render_fps)
-    max_frames = int(round(seconds * fps))
+    max_frames = round(seconds * fps)
     if max_frames < 1:
         raise UsageError(f"--seconds {seconds}: a video needs at least one frame ({1 / fps:.3g} s).")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(".partial-" + out.name)
     count = 0
     try:
-        with imageio.get_writer(partial, fps=fps, macro_block_size=1, format="FFMPEG") as writer:
+        writer: Any = imageio.get_writer(partial, fps=fps, macro_block_size=1, format="FFMPEG")
+        with writer:
             for frame, _ in play_frames(policy, config, seed=seed, max_frames=max_frames, deterministic=deterministic):
                 writer.append_data(frame)
                 count += 1

@@ -1,7 +1,7 @@
 """A trained policy: loaded without executing any code, and asked for actions, one observation or a batch at a time.
 
-    policy = pronghorn.load("runs/doom_basic")
-    action, state = policy.act(obs, state)      # state=None at the start of an episode
+policy = pronghorn.load("runs/doom_basic")
+action, state = policy.act(obs, state)      # state=None at the start of an episode
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class PolicyState:
 class Policy:
     """Acts with fixed weights. Normaliser statistics are frozen; nothing it does changes training."""
 
-    def __init__(self, model: ActorCritic, config: Config, spec: EnvSpec, *, checkpoint: str = "", seed: int = 0) -> None:
+    def __init__(
+        self, model: ActorCritic, config: Config, spec: EnvSpec, *, checkpoint: str = "", seed: int = 0
+    ) -> None:
         self.model, self.config, self.spec, self.checkpoint = model.eval(), config, spec, checkpoint
         self.device = next(model.parameters()).device
         self._generator = torch.Generator(self.device).manual_seed(seed)
@@ -127,12 +129,16 @@ class Policy:
         batched: bool | None = None
         for name, leaf in self.spec.observation.items():
             if name not in found:
-                raise UsageError(f"The observation lacks '{name}'. This policy needs: {', '.join(self.spec.observation)}.")
+                raise UsageError(
+                    f"The observation lacks '{name}'. This policy needs: {', '.join(self.spec.observation)}."
+                )
             value = np.asarray(found[name]).astype(leaf.dtype)
             if value.shape != leaf.shape and value.shape == leaf.shape[:-1] and leaf.shape[-1:] == (1,):
                 value = value[..., None]  # a grey image without its channel axis
             if value.shape not in (leaf.shape, value.shape[:1] + leaf.shape):
-                raise UsageError(f"Observation '{name}' has shape {value.shape}; one is {leaf.shape}, a batch (N, *{leaf.shape}).")
+                raise UsageError(
+                    f"Observation '{name}' has shape {value.shape}; one is {leaf.shape}, a batch (N, *{leaf.shape})."
+                )
             batched = value.shape != leaf.shape
             leaves[name] = value if batched else value[None]
         return leaves, bool(batched)
@@ -157,7 +163,9 @@ def load(run_dir: str | Path, *, best: bool = False, device: str = "cpu") -> Pol
     """
     run_dir = Path(run_dir)
     if not (run_dir / "config.toml").is_file():
-        raise CheckpointError(f"{run_dir} is not a run directory: it has no config.toml. Give the --run-dir of a training run.")
+        raise CheckpointError(
+            f"{run_dir} is not a run directory: it has no config.toml. Give the --run-dir of a training run."
+        )
     config = from_toml(run_dir / "config.toml")
     saved = load_checkpoint(run_dir, best=best)
     return Policy.from_weights(config, load_spec(run_dir), saved.weights, device=device, checkpoint=str(saved.path))

@@ -1,4 +1,4 @@
-"""Checkpoints: tensors as safetensors, everything else as JSON; whole or absent, never half; no pickle, no code.
+"""The run directory and its checkpoints: whole or absent, never half; safetensors and JSON, no pickle, no code.
 
     <run>/checkpoints/<updates, zero-padded>/
         weights.safetensors     parameters and normaliser statistics
@@ -11,10 +11,13 @@ what to do with what was loaded is the trainer's business.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from pronghorn.errors import CheckpointError
+from pronghorn.errors import CheckpointError, RunDirError
 
 FORMAT = 1
 _TEMPORARY = ".partial-"
@@ -40,6 +43,42 @@ class Checkpoint:
     optimizer: dict[str, Any]
     state: dict[str, Any]
     path: Path
+
+
+@contextlib.contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Create the run directory and hold its lock, so that two processes never write one run. Raises RunDirError."""
+    with contextlib.ExitStack() as stack:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(run_dir / "lock", "a"))
+        except OSError as error:
+            why = f"Cannot write the run directory {run_dir}: {error.strerror}. Choose another with --run-dir."
+            raise RunDirError(why) from error
+        try:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass  # no file locks on this platform
+        except OSError as error:
+            raise RunDirError(f"{run_dir} is in use by another process. Choose another with --run-dir.") from error
+        yield
+
+
+def previous(run_dir: Path, *, resume: bool) -> Checkpoint | None:
+    """The checkpoint to go on from, or None for a fresh start. Raises RunDirError if the directory says otherwise."""
+    holds_run = (run_dir / "config.toml").exists() or (run_dir / "metrics.jsonl").exists()
+    if holds_run and not resume:
+        raise RunDirError(f"{run_dir} holds a run already. Add --resume to go on with it, or choose another --run-dir.")
+    directory = run_dir / "checkpoints"
+    remove_partial(directory)
+    if list_checkpoints(directory):
+        return load_latest(directory, warn=lambda text: print(text, file=sys.stderr))
+    if resume:
+        print(f"Nothing to resume in {run_dir}: starting a fresh run.", file=sys.stderr)
+    (run_dir / "metrics.jsonl").unlink(missing_ok=True)  # of a run that ended before its first checkpoint
+    return None
 
 
 def save(directory: Path, updates: int, weights: dict[str, Tensor], optimizer: dict[str, Any], state: dict[str, Any],
@@ -111,7 +150,9 @@ def load(path: Path) -> Checkpoint:
     for name in (_WEIGHTS, _OPTIMIZER):
         data = _read(path / name)
         if hashlib.sha256(data).hexdigest() != record["sha256"].get(name):
-            raise CheckpointError(f"{path / name} differs from its checksum in {_STATE}: it is damaged or was replaced.")
+            raise CheckpointError(
+                f"{path / name} differs from its checksum in {_STATE}: it is damaged or was replaced."
+            )
         try:
             tensors[name] = load_tensors(data)
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -135,7 +176,7 @@ def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str)
 
 
 def params_sha(tensors: dict[str, Tensor]) -> str:
-    """First 16 hex digits of the SHA-256 over all parameters and buffers of a state_dict, in the order of their names."""
+    """First 16 hex digits of the SHA-256 over a state_dict: all parameters and buffers, in the order of their names."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())

@@ -72,7 +72,11 @@ class Learner:
         report = {k: float(np.mean([r[k] for r in reports if k in r])) for k in sorted({k for r in reports for k in r})}
         self._schedule_lr(report.get("kl", 0.0))
         lag = batch.policy_lag
-        report |= {"policy_lag_min": int(lag.min()), "policy_lag_mean": float(lag.mean()), "policy_lag_max": int(lag.max())}
+        report |= {
+            "policy_lag_min": int(lag.min()),
+            "policy_lag_mean": float(lag.mean()),
+            "policy_lag_max": int(lag.max()),
+        }
         return report
 
     # ------------------------------------------------------------ one optimiser step
@@ -96,7 +100,9 @@ class Learner:
         self.num_skipped += 1
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+            bad = [
+                name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
+            ]
             raise PronghornError(
                 f"{MAX_SKIPPED_IN_A_ROW} optimiser steps in a row had a loss or gradient that is not finite "
                 f"(first such gradient: {bad[0] if bad else 'none, the loss itself'}). "
@@ -209,9 +215,13 @@ def compute_losses(
     else:
         policy_loss = losses.policy_gradient(log_probs, advantages, weights, reduction)
         clip_fraction = losses.reduce((ratio > hyper.pg_rho_clip).float(), weights)
-    clipped = {"old_values": model.normalize_value(steps["value"]), "clip": hyper.value_clip} if hyper.value_clip else {}
     value_loss = losses.value(
-        out.values[:-1], model.normalize_value(estimate.targets), weights, reduction, **clipped
+        out.values[:-1],
+        model.normalize_value(estimate.targets),
+        weights,
+        reduction,
+        old_values=model.normalize_value(steps["value"]) if hyper.value_clip else None,
+        clip=hyper.value_clip or None,
     )
     entropy = distribution.entropy()
     if settings.exploration == "entropy":
@@ -301,7 +311,5 @@ def make_optimizer(settings: LearnerConfig, parameters: Iterable[torch.nn.Parame
     if settings.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=settings.lr, eps=settings.optimizer_eps, fused=True)
     if settings.optimizer == "rmsprop":
-        return torch.optim.RMSprop(
-            parameters, lr=settings.lr, alpha=settings.rmsprop_decay, eps=settings.optimizer_eps
-        )
+        return torch.optim.RMSprop(parameters, lr=settings.lr, alpha=settings.rmsprop_decay, eps=settings.optimizer_eps)
     return RMSPropTF(parameters, settings.lr, settings.rmsprop_decay, settings.optimizer_eps)

@@ -122,7 +122,7 @@ class Sampler:
         return self._held.popleft() if self._held and self._start_unrolls(self._held[0]) else None
 
     def _receive(self) -> Ready | None:
-        """What the pool delivers next, recorded, with a slot for each row that acts; rows without one are held."""
+        """What the pool delivers next, recorded, with a slot for each row that acts; units without one are held."""
         blocked = sum(len(ready.rows) for ready in self._held) == self.pool.num_rows
         start = time.perf_counter()
         if blocked:
@@ -137,10 +137,18 @@ class Sampler:
         if lost.any():
             ready = self._without_lost(ready, lost)
         self.seconds["record"] += time.perf_counter() - received
-        if ready is None or self._start_unrolls(ready):
+        if ready is None or (not self._held and self._start_unrolls(ready)):
             return ready
-        self._held.append(_copy(ready))
-        return None
+        return self._hold(ready)
+
+    def _hold(self, ready: Ready) -> Ready | None:
+        """Set aside, in order, the units with a row that needs a slot; the others, which do not, go on."""
+        units = self.pool.unit_ids[ready.rows]
+        needs = np.unique(units[_ACTS[ready.event] & (self._slot[ready.rows] == NO_SLOT)])
+        for unit in needs:
+            self._held.append(_select(ready, units == unit))
+        rest = ~np.isin(units, needs)
+        return _select(ready, rest) if rest.any() else None
 
     def _without_lost(self, ready: Ready, lost: NDArray[np.bool_]) -> Ready | None:
         """Rows of a dead worker are not answered: not these, nor any that were held."""
@@ -319,13 +327,8 @@ def _begins_episode(ready: Ready) -> NDArray[np.bool_]:
 
 
 def _select(ready: Ready, keep: NDArray[np.bool_]) -> Ready:
-    """The rows that `keep` marks; final observations were used up by then."""
+    """A copy of the rows that `keep` marks, valid as long as they are held; final observations were used up by then."""
     return Ready(
         ready.rows[keep], ready.event[keep], {k: v[keep] for k, v in ready.obs.items()}, ready.reward[keep],
         ready.terminated[keep], ready.truncated[keep], ready.episode_over[keep], np.zeros(0, np.int64), {},
     )  # fmt: skip
-
-
-def _copy(ready: Ready) -> Ready:
-    """A copy that stays valid while its rows are held."""
-    return _select(ready, np.ones(len(ready.rows), np.bool_))

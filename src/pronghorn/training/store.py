@@ -112,7 +112,9 @@ class Store:
         self.num_slots, self.unroll_length = num_slots, unroll_length
         self.batch_unrolls, self.max_lag, self.device = batch_unrolls, max_lag, device
         self.obs = {
-            name: torch.zeros((num_slots, unroll_length + 1, *leaf.shape), dtype=_torch_dtype(leaf.dtype), device=device)
+            name: torch.zeros(
+                (num_slots, unroll_length + 1, *leaf.shape), dtype=_torch_dtype(leaf.dtype), device=device
+            )
             for name, leaf in observation.items()
         }
         self.steps: dict[str, NDArray[Any]] = {

@@ -27,9 +27,9 @@ import torch
 
 from pronghorn.config import Config, changed_settings, derive_seed, from_toml, resolve, resolve_env, to_toml, validate
 from pronghorn.envs.registry import make_pool
-from pronghorn.errors import PronghornError, RunDirError
-from pronghorn.evaluation.evaluate import Evaluation, evaluate
-from pronghorn.evaluation.policy import Policy, build_model, spec_to_json
+from pronghorn.errors import PronghornError
+from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
+from pronghorn.evaluation.policy import build_model, spec_to_json
 from pronghorn.training import checkpoint as checkpoints
 from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
@@ -66,12 +66,12 @@ def train(config: Config, *, resume: bool = False, started_at: float | None = No
 
     resume: go on with the run in `config.run_path` (an empty directory starts fresh and says so).
     started_at: `time.time()` from which `config.minutes` counts; now when None.
-    Raises PronghornError: bad configuration or environment, a run directory that holds a run, a worker that keeps dying.
+    Raises PronghornError: bad configuration or environment, a run directory that holds a run, workers that keep dying.
     """
     started_at = time.time() if started_at is None else started_at
     validate(config)
-    with _locked_run_dir(config.run_path):
-        latest = _previous(config, resume)
+    with checkpoints.locked(config.run_path):
+        latest = checkpoints.previous(config.run_path, resume=resume)
         finished = _already_finished(config, latest)
         if finished:
             return finished
@@ -128,10 +128,8 @@ class _Run:
         self._error: BaseException | None = None
         self._reason = ""
         self._signal = 0
-        self._evaluating: threading.Thread | None = None
-        self._next_eval = time.monotonic() + config.eval.every_s
-        self._evaluation: Evaluation | None = None
-        self._num_evaluations = 0
+        self.evaluator = BackgroundEvaluator(config, spec, self._stop)
+        self._eval_mean: float | None = None
         self._last_save = time.monotonic()
 
     # ------------------------------------------------------------ the run
@@ -182,8 +180,7 @@ class _Run:
             self.store.close()
             for thread in threads:
                 thread.join()
-            if self._evaluating:
-                self._evaluating.join()
+            self.evaluator.join()
         self._report()
         self._save()
         if self._error:
@@ -277,47 +274,27 @@ class _Run:
     # ------------------------------------------------------------ evaluation
 
     def _evaluate_when_due(self) -> None:
-        """Start an evaluation of the newest weights in a thread of its own, at most one at a time."""
-        if self._evaluating and self._evaluating.is_alive():
-            return
-        settings = self.config.eval
-        scheduled = settings.every_s and time.monotonic() >= self._next_eval
-        if scheduled or (settings.until_return is not None and self._looks_solved()):
-            self._evaluating = threading.Thread(target=self._evaluate, name="evaluation", daemon=True)
-            self._evaluating.start()
+        """Start an evaluation of the newest weights if one is due, and act on one that ended."""
+        done = self.evaluator.finished()
+        if done is not None:
+            self._act_on(done)
+        if self.evaluator.due(self.tracker.snapshot()):
+            self.evaluator.start(self.newest.tensors, self.newest.version, self.learner.steps)
 
-    def _looks_solved(self) -> bool:
-        """Whether training returns suggest that the return to stop at is reached (asked at most every few seconds)."""
-        now = self.tracker.snapshot()
-        recent = now["episodes"] >= 20 and time.monotonic() >= self._next_eval
-        return recent and now["return_mean"] >= float(self.config.eval.until_return or 0.0)
-
-    def _evaluate(self) -> None:
-        start = time.monotonic()
-        try:
-            snapshot, steps = self.newest, self.learner.steps
-            policy = Policy.from_weights(self.config, self.pool.spec, snapshot.tensors, device="cpu")
-            seed = derive_seed(self.config.seed, 5, self.learner.updates)
-            result = evaluate(policy, self.config, episodes=self.config.eval.episodes, seed=seed, stop=self._stop)
-        except BaseException as error:
-            self._fail(error)
-            return
-        if result is None:  # the run ended first
-            return
-        self._num_evaluations += 1
-        self._evaluation = result
-        _LOG.info("evaluation at %s steps: mean return %.4g ± %.2g over %d episodes", f"{steps:,}", result.mean,
-                  result.stderr, result.episodes)  # fmt: skip
-        result.write(self.run_dir / "eval" / f"{steps:012d}.json", checkpoint=f"{steps} steps")
+    def _act_on(self, done: Finished) -> None:
+        result, until = done.result, self.config.eval.until_return
+        text = "evaluation at %s steps: mean return %.4g ± %.2g over %d episodes"
+        _LOG.info(text, f"{done.steps:,}", result.mean, result.stderr, result.episodes)
+        result.write(self.run_dir / "eval" / f"{done.steps:012d}.json", checkpoint=f"at {done.steps} steps")
+        self._eval_mean = result.mean
         self.view.update({"eval": {"mean": result.mean, "stderr": result.stderr, "episodes": result.episodes}})
         if result.mean > self.best_return:
             self.best_return = result.mean
-            self._save_best(snapshot, steps)
-        until = self.config.eval.until_return
+            state = {"steps": done.steps, "eval_mean": result.mean, "version": done.version}
+            nothing: dict[str, Any] = {"state": {}, "param_groups": []}
+            checkpoints.save(self.run_dir / "best", done.steps, dict(done.weights), nothing, state, keep=1)
         if until is not None and result.mean >= until:
             self._end("return")
-        spent = time.monotonic() - start
-        self._next_eval = time.monotonic() + max(self.config.eval.every_s, 3.0, spent / self.config.eval.max_share - spent)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -348,17 +325,12 @@ class _Run:
         self._last_save = time.monotonic()
         _LOG.debug("saved %s, params_sha %s", path, checkpoints.params_sha(self.model.state_dict()))
 
-    def _save_best(self, snapshot: Snapshot, steps: int) -> None:
-        state = {"steps": steps, "eval_mean": self.best_return, "version": snapshot.version}
-        empty = {"state": {}, "param_groups": []}
-        checkpoints.save(self.run_dir / "best", steps, snapshot.tensors, empty, state, keep=1)
-
     def _state(self) -> dict[str, Any]:
         return {
             "learner": self.learner.counters(),
             "episodes": self.tracker.state(),
             "best_return": self.best_return if np.isfinite(self.best_return) else None,
-            "eval_mean": self._evaluation.mean if self._evaluation else None,
+            "eval_mean": self._eval_mean,
             "time_s": self._time_s(),
             "frame_skip": self.pool.spec.frame_skip,
             "reason": self._reason,
@@ -377,7 +349,9 @@ class _Run:
         self.previous_s = float(state["time_s"])
         sha = checkpoints.params_sha(self.model.state_dict())
         if sha != state["params_sha"]:
-            raise PronghornError(f"{saved.path}: the restored weights have params_sha {sha}, saved was {state['params_sha']}.")
+            raise PronghornError(
+                f"{saved.path}: the restored weights have params_sha {sha}, saved was {state['params_sha']}."
+            )
 
     def _restore_hyper(self, saved: dict[str, float]) -> None:
         """Saved values win, since schedules moved them, except those that were changed on purpose for this resume."""
@@ -424,8 +398,8 @@ class _Run:
             **self.tracker.snapshot(),
             **_merge(reports),
         }
-        if self._evaluation:
-            metrics["eval"] = {"mean": self._evaluation.mean, "stderr": self._evaluation.stderr}
+        if self._eval_mean is not None:
+            metrics["eval"] = {"mean": self._eval_mean}
         self.writer.write(metrics)
         self.view.update(metrics)
         self._mark_interval()
@@ -461,12 +435,20 @@ class _Run:
     def _say_what_runs(self) -> None:
         c, n, rows = self.config, self.config.learner, self.pool.num_rows
         describe = getattr(self.pool, "describe", lambda: "")()
-        lag = {0: "take turns (lag 0)", 1: "overlapped (lag exactly 1)"}.get(c.max_lag, f"free-running (lag at most {c.max_lag})")
-        _LOG.info("%s %s on %s in %s", "resuming" if self.latest else "training", ", ".join(c.env_names), self.device, self.run_dir)
+        lag = {0: "take turns (lag 0)", 1: "overlapped (lag exactly 1)"}.get(
+            c.max_lag, f"free-running (lag at most {c.max_lag})"
+        )
+        _LOG.info(
+            "%s %s on %s in %s",
+            "resuming" if self.latest else "training",
+            ", ".join(c.env_names),
+            self.device,
+            self.run_dir,
+        )
         _LOG.info("environments: %d rows, %d frames a step. %s", rows, self.pool.spec.frame_skip, describe)
         _LOG.info("model: %s parameters", f"{self.model.num_parameters:,}")
-        _LOG.info("algorithm: %s, batches of %d unrolls x %d steps = %d samples, %d epoch(s) x %d minibatch(es), %s", c.algo,
-                  n.batch_unrolls, n.unroll_length, c.batch_samples, n.epochs, n.minibatches, lag)  # fmt: skip
+        batch = f"batches of {n.batch_unrolls} unrolls x {n.unroll_length} steps = {c.batch_samples} samples"
+        _LOG.info("algorithm: %s, %s, %d epoch(s) x %d minibatch(es), %s", c.algo, batch, n.epochs, n.minibatches, lag)
         for note in self._notes:
             _LOG.warning(note)
         if not (c.steps or c.frames or c.minutes or c.eval.until_return is not None):
@@ -477,64 +459,32 @@ class _Run:
         code = EXIT_CODES[signal.Signals(self._signal)] if self._reason == "signal" else 0
         return Result(
             self.run_dir, steps, steps * self.pool.spec.frame_skip, self.learner.updates, self._time_s(), self._reason,
-            snapshot.get("return_mean"), self._evaluation.mean if self._evaluation else None, code,
+            snapshot.get("return_mean"), self._eval_mean, code,
         )  # fmt: skip
-
-
-# ---------------------------------------------------------------- the run directory
-
-
-@contextlib.contextmanager
-def _locked_run_dir(path: Path) -> Iterator[None]:
-    """Create the directory and hold its lock, so that two processes never write one run."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = open(path / "lock", "a")
-    except OSError as error:
-        raise RunDirError(f"Cannot write the run directory {path}: {error.strerror}. Choose another with --run-dir.") from error
-    with lock:
-        try:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # no file locks on this platform
-        except OSError as error:
-            raise RunDirError(f"{path} is in use by another process. Choose another with --run-dir.") from error
-        yield
-
-
-def _previous(config: Config, resume: bool) -> Checkpoint | None:
-    """The checkpoint to go on from, or None for a fresh start. Raises RunDirError if the two do not fit."""
-    path = config.run_path
-    holds_run = (path / "config.toml").exists() or (path / "metrics.jsonl").exists()
-    if holds_run and not resume:
-        raise RunDirError(f"{path} holds a run already. Go on with it: add --resume. Or choose another: --run-dir DIR.")
-    if not checkpoints.list_checkpoints(path / "checkpoints"):
-        if resume:
-            print(f"Nothing to resume in {path}: starting a fresh run.", file=sys.stderr)
-        (path / "metrics.jsonl").unlink(missing_ok=True)  # a run that ended before its first checkpoint
-        return None
-    checkpoints.remove_partial(path / "checkpoints")
-    return checkpoints.load_latest(path / "checkpoints", warn=lambda text: print(text, file=sys.stderr))
 
 
 def _already_finished(config: Config, latest: Checkpoint | None) -> Result | None:
     """The result of a run that reached its limit before, so that there is nothing to do."""
     if latest is None:
         return None
-    state, steps = latest.state, int(latest.state["learner"]["steps"])
+    state, steps, until = latest.state, int(latest.state["learner"]["steps"]), config.eval.until_return
     frames = steps * int(state["frame_skip"])
-    solved = config.eval.until_return is not None and (state["eval_mean"] or -np.inf) >= config.eval.until_return
-    by_steps = config.steps is not None and steps >= config.steps
-    by_frames = config.frames is not None and frames >= config.frames
-    if not (solved or by_steps or by_frames):
+    if config.steps is not None and steps >= config.steps:
+        what = f"{steps:,} of {config.steps:,} steps"
+    elif config.frames is not None and frames >= config.frames:
+        what = f"{frames:,} of {config.frames:,} frames"
+    elif until is not None and (state["eval_mean"] or -np.inf) >= until:
+        what = f"an evaluated return of {state['eval_mean']:.4g} (asked for: {until:.4g})"
+    else:
         return None
-    what = f"{frames:,} of {config.frames:,} frames" if by_frames else f"{steps:,} of {config.steps:,} steps" if by_steps else (
-        f"an evaluated return of {state['eval_mean']:.4g} (asked for: {config.eval.until_return:.4g})")  # fmt: skip
     print(f"Already at {what}: nothing to do. Ask for more to go on.", file=sys.stderr)
-    return Result(config.run_path, steps, frames, int(latest.state["updates"]), float(state["time_s"]), "finished already",
-                  None, state["eval_mean"], 0)  # fmt: skip
+    return Result(
+        config.run_path, steps, frames, int(latest.state["updates"]), float(state["time_s"]), "finished already",
+        None, state["eval_mean"], 0,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- the log and the machine
 
 
 @contextlib.contextmanager
@@ -564,13 +514,12 @@ class _ViewHandler(logging.Handler):
         self.view.message(record.getMessage())
 
 
-# ---------------------------------------------------------------- the machine
-
-
 def pick_device(name: str) -> torch.device:
     """The device of that name; auto takes a GPU when there is one. Raises PronghornError if it is absent."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise PronghornError("--device cuda: PyTorch sees no GPU here. Use --device cpu, or install a CUDA build of torch.")
+        raise PronghornError(
+            "--device cuda: PyTorch sees no GPU here. Use --device cpu, or install a CUDA build of torch."
+        )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
