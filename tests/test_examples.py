@@ -1,0 +1,180 @@
+"""Tests of examples/: the one-file actor-learner computes IMPALA's loss, records what happened, and learns."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from torch import Tensor
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+LOG2 = math.log(2.0)
+
+
+@pytest.fixture
+def example() -> Iterator[ModuleType]:
+    """examples/vtrace_in_one_file.py, freshly imported."""
+    spec = importlib.util.spec_from_file_location("vtrace_in_one_file", EXAMPLES / "vtrace_in_one_file.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    num_threads = torch.get_num_threads()
+    spec.loader.exec_module(module)
+    yield module
+    torch.set_num_threads(num_threads)
+    del sys.modules[spec.name]
+
+
+def unroll(example: ModuleType, **changes: Any) -> Any:
+    """Two decisions in one environment with rewards 1 and 2, on-policy under a fair coin."""
+    no = torch.zeros(2, 1, dtype=torch.bool)
+    fields: dict[str, Any] = {
+        "version": 0,
+        "obs": torch.zeros(3, 1, 4),
+        "first": torch.zeros(3, 1, dtype=torch.bool),
+        "actions": torch.tensor([[0], [1]]),
+        "log_probs": torch.full((2, 1), -LOG2),
+        "rewards": torch.tensor([[1.0], [2.0]]),
+        "terminated": no,
+        "truncated": no,
+        "truncation_values": torch.zeros(2, 1),
+    }
+    return example.Unroll(**(fields | changes))
+
+
+def coin(obs: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """A fair coin whose values are 3 and 4, and 8 at the bootstrap observation."""
+    return torch.zeros(3, 1, 2), torch.tensor([[3.0], [4.0], [8.0]])
+
+
+def terms(example: ModuleType, **changes: Any) -> dict[str, float]:
+    found = example.losses(
+        unroll(example, **changes), coin, gamma=0.5, value_coef=0.5, entropy_coef=0.1, rho_clip=1.0, c_clip=1.0
+    )  # fmt: skip
+    return {name: float(term) for name, term in found.items()}
+
+
+def test_it_is_readable_in_one_sitting() -> None:
+    assert len((EXAMPLES / "vtrace_in_one_file.py").read_text().splitlines()) <= 300
+
+
+def test_losses_on_policy(example: ModuleType) -> None:
+    # v_1 = 2 + 8/2 = 6, v_0 = 1 + 6/2 = 4; A_0 = 4 - 3 = 1, A_1 = 6 - 4 = 2
+    found = terms(example)
+    assert found["policy_loss"] == pytest.approx(LOG2 * (1 + 2) / 2)
+    assert found["value_loss"] == pytest.approx((0.5 * 1 + 0.5 * 4) / 2)
+    assert found["entropy"] == pytest.approx(LOG2)
+    assert found["loss"] == pytest.approx(1.5 * LOG2 + 0.5 * 1.25 - 0.1 * LOG2)
+
+
+@pytest.mark.case("COR-02")
+def test_losses_at_a_time_limit_and_at_an_end(example: ModuleType) -> None:
+    # Row 0 was cut at V = 10: v_0 = 1 + 10/2 = 6. Row 1 ended: v_1 = 2. Neither sees 4 or 8.
+    found = terms(
+        example,
+        truncated=torch.tensor([[True], [False]]),
+        terminated=torch.tensor([[False], [True]]),
+        truncation_values=torch.tensor([[10.0], [0.0]]),
+    )
+    assert found["policy_loss"] == pytest.approx(LOG2 * ((6 - 3) + (2 - 4)) / 2)
+    assert found["value_loss"] == pytest.approx((0.5 * 9 + 0.5 * 4) / 2)
+
+
+def test_losses_off_policy(example: ModuleType) -> None:
+    # ρ_0 = 1/2 from μ = 1; ρ_1 = 2 from μ = 1/4, clipped to 1. v_1 = 6 as on-policy, A_1 = 2;
+    # v_0 = 3 + 1/2 (1 + 4/2 - 3) + 1/2 · 1/2 (6 - 4) = 3.5; A_0 = 1/2 (1 + 6/2 - 3) = 1/2
+    found = terms(example, log_probs=torch.tensor([[0.0], [-2 * LOG2]]))
+    assert found["policy_loss"] == pytest.approx(LOG2 * (0.5 + 2) / 2)
+    assert found["value_loss"] == pytest.approx((0.5 * 0.25 + 0.5 * 4) / 2)
+
+
+def test_gradients_reach_the_policy_and_the_value_but_not_the_targets(example: ModuleType) -> None:
+    logits = torch.zeros(3, 1, 2, requires_grad=True)
+    values = torch.tensor([[3.0], [4.0], [8.0]], requires_grad=True)
+    found = example.losses(
+        unroll(example), lambda obs, first: (logits, values), gamma=0.5, value_coef=1.0, entropy_coef=0.0
+    )
+    found["loss"].backward()
+    # d/dV ½ (V - v)² / 2 rows: (3 - 4)/2 and (4 - 6)/2; the bootstrap is only ever a target
+    assert values.grad is not None
+    assert values.grad.flatten().tolist() == pytest.approx([-0.5, -1.0, 0.0])
+    # d/dlogit of -A log π(a) / 2 rows: the action taken is pushed up by A/4, the other one down
+    assert logits.grad is not None
+    assert logits.grad[:2, 0].flatten().tolist() == pytest.approx([-0.25, 0.25, 0.5, -0.5])
+    assert logits.grad[2].abs().sum() == 0
+
+
+def test_an_actor_records_what_happened(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = copy.deepcopy(gymnasium.spec("CartPole-v1"))
+    short.max_episode_steps = 7  # before the pole can fall, and no divisor of 32
+    monkeypatch.setattr(example, "ENV", short)
+    torch.manual_seed(0)
+    model, _ = example.make_model()
+    actor = example.Actor(example.Shared(model), seed=3)
+    first, second = actor.unroll(), actor.unroll()
+    actor.envs.close()
+
+    assert torch.equal(second.obs[0], first.obs[-1])  # the bootstrap row is where the next unroll begins
+    assert first.truncated.nonzero()[:, 0].unique().tolist() == [6, 13, 20, 27]
+    assert not first.terminated.any()
+    assert torch.equal(first.first[1:], first.truncated)
+    assert first.rewards.unique().tolist() == [1.0]
+    assert actor.shared.returns[0] == 7.0
+
+    logits, values = (output.detach() for output in model(first.obs, first.first))
+    log_probs = logits[:-1].log_softmax(-1).gather(-1, first.actions.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(first.log_probs, log_probs)
+    # Where the limit cut, V is that of the state the cart really reached, not of the next episode's first.
+    final = replay(first.obs[6, 0], int(first.actions[6, 0]))
+    expected = model(final, torch.zeros(()))[1].detach()
+    torch.testing.assert_close(first.truncation_values[6, 0], expected, atol=1e-5, rtol=0)
+    assert abs(float(expected - values[7, 0])) > 1e-3
+    assert first.truncation_values[~first.truncated].abs().sum() == 0
+
+
+def replay(obs: Tensor, action: int) -> Tensor:
+    """What CartPole shows after `action` in the state that it shows as `obs`."""
+    env = gymnasium.make("CartPole-v1").unwrapped
+    env.reset()
+    env.state = tuple(obs.double().tolist())  # type: ignore[attr-defined]
+    return torch.tensor(env.step(action)[0])
+
+
+def test_unrolls_are_joined_side_by_side(example: ModuleType) -> None:
+    joined = example.join([unroll(example, version=5), unroll(example, version=3, rewards=torch.zeros(2, 1))])
+    assert joined.version == 3
+    assert joined.rewards.tolist() == [[1.0, 0.0], [2.0, 0.0]]
+    assert joined.obs.shape == (3, 2, 4)
+
+
+def test_it_learns_and_leaves_no_thread(example: ModuleType) -> None:
+    before = threading.active_count()
+    assert example.train(max_steps=150_000, solved_return=60.0) >= 60.0  # a random policy: about 22
+    assert threading.active_count() == before
+
+
+def test_an_actor_that_fails_ends_the_run(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(actor: Any) -> None:
+        raise ValueError("the pole is on fire")
+
+    monkeypatch.setattr(example.Actor, "step", fail)
+    with pytest.raises(RuntimeError, match="an actor failed") as caught:
+        example.train()
+    assert "on fire" in str(caught.value.__cause__)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_it_solves_cartpole(example: ModuleType) -> None:
+    assert example.train() >= example.SOLVED_RETURN
