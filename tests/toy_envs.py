@@ -172,6 +172,13 @@ class OldStep(OldApi):
         pass
 
 
+class Unbuildable(Counter):
+    """Fails while it is built, for a reason of its own."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no licence found")
+
+
 class LifeLoss:
     """A flat environment with two lives: [10 * step]; step 2 loses a life, step 4 ends the episode."""
 

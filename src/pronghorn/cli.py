@@ -194,7 +194,6 @@ def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
         prog="pronghorn train ENV",
         args=argv[1:] if name else argv,
         default=TrainArgs(settings=base),
-        config=(tyro.conf.FlagCreatePairsOff,),
     )
     return args, args.settings
 
@@ -325,7 +324,7 @@ def _doctor(argv: list[str]) -> int:
 
 
 def _parse(cls: Any, argv: list[str], command: str) -> Any:
-    return tyro.cli(cls, prog=f"pronghorn {command}", args=argv, config=(tyro.conf.FlagCreatePairsOff,))
+    return tyro.cli(cls, prog=f"pronghorn {command}", args=argv)
 
 
 def _load(run_dir: Path, *, best: bool) -> Any:

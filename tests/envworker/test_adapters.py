@@ -165,6 +165,14 @@ def test_what_is_no_environment_is_told_so():
         flat({}, "my.module:make")
 
 
+def test_bad_arguments_of_doom_are_explained():
+    pytest.importorskip("vizdoom")
+    with pytest.raises(ContractBroken, match="actions is one of default, flat"):
+        make("doom", "basic", {"actions": "flt"})
+    with pytest.raises(ContractBroken, match="doom:basic: .*'widht'; its arguments are .*width: "):
+        make("doom", "basic", {"widht": 3})
+
+
 def test_an_unknown_option_is_refused():
     with pytest.raises(ContractBroken, match=r"unknown environment options \['obs_key'\]"):
         make("call", f"{TOYS}:Counter", {}, {"obs_key": "a"})

@@ -139,6 +139,34 @@ if __name__ == "__main__":
 """
 
 
+DOOM_TRAINER = """
+import time
+from pronghorn.envs.workers import ResolvedEnv, WorkerPool
+if __name__ == "__main__":
+    pool = WorkerPool([ResolvedEnv("doom", "worker", "doom", "basic")], num_workers=1, envs_per_worker=1, seed=1)
+    print(pool._processes[0].popen.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("worker_first", [False, True])
+def test_engines_and_their_shared_memory_do_not_outlive_a_killed_trainer(tmp_path, worker_first):
+    pytest.importorskip("vizdoom")
+    script = tmp_path / "train.py"
+    script.write_text(DOOM_TRAINER)
+    trainer = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    worker = int(trainer.stdout.readline())
+    group = members(worker)
+    files = {path for pid in group for path in keeper._engine_files(pid)}
+    assert len(group) >= 2  # the worker and its engine
+    assert len(files) == 3
+    for pid in [worker, trainer.pid] if worker_first else [trainer.pid]:
+        os.kill(pid, signal.SIGKILL)
+    trainer.wait(10)
+    wait_until(lambda: not members(worker) and not any(os.path.exists(path) for path in files))
+    trainer.stdout.close()
+
+
 @pytest.mark.case("FLT-10")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_a_killed_trainer(tmp_path, how):

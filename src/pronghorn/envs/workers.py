@@ -120,6 +120,7 @@ class _Process:
         self.report: dict[str, Any] | None = None  # the ERROR message, when it has sent one
         self.spec: dict[str, Any] | None = None
         self.attached = False
+        self.begun = False  # has done its first resets
         self.deadline = _NEVER
         with child_sock, open(self.log_path, "ab") as log_file:
             fds = (child_sock.fileno(), memory_fd)
@@ -621,7 +622,7 @@ class WorkerPool:
         for process in [process for process in self._processes if process is not None]:
             late = [unit for unit in self._units_of(process.index) if unit.deadline < now]
             if late or process.deadline < now:
-                limit_s = self._step_timeout_s if process.attached else self._start_timeout_s
+                limit_s = self._step_timeout_s if process.begun else self._start_timeout_s
                 self._bury(process, f"did not answer within {limit_s:g} s. Its stack:\n{process.stack_of_hang()}")
             else:
                 process.limit_log()
@@ -645,7 +646,7 @@ class WorkerPool:
     def _take(self, process: _Process, kind: int, group: int, slot: int, payload: bytes) -> None:
         if kind == protocol.READY:
             unit = self._units[group * self._num_workers + process.index]
-            unit.ready, unit.slot, unit.deadline = True, slot, _NEVER
+            unit.ready, unit.slot, unit.deadline, process.begun = True, slot, _NEVER, True
             if payload:
                 unit.records = json.loads(payload)
                 for record in unit.records:

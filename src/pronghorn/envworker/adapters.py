@@ -216,8 +216,9 @@ def make(
     if kind != "call":
         raise NotFound("no kind of environment is called %r; there are gym, call, doom" % (kind,))
     function = _named_imports(load, target)
-    if render and "render_mode" in inspect.signature(function).parameters:
+    if render and _takes_render_mode(function):
         kwargs.setdefault("render_mode", "rgb_array")
+    _require_arguments(function, target, kwargs)
     return flat(_named_imports(lambda _: function(**kwargs), target), target, options)
 
 
@@ -236,13 +237,24 @@ def flat(env: Any, name: str = "", options: Optional[Mapping[str, Any]] = None) 
     return GymnasiumEnv(env, name=name, **(options or {}))
 
 
+def _takes_render_mode(function: Callable[..., Any]) -> bool:
+    try:
+        return "render_mode" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
 def _make_doom(target: str, kwargs: Dict[str, Any], options: Mapping[str, Any]) -> Any:
     from . import doom
 
     unknown = sorted(set(options) - {"render"})
     if unknown:
         raise ContractBroken("the options %s do not apply to doom:%s" % (unknown, target))
-    return _named_imports(doom.DoomEnv, target, **kwargs)
+    _require_arguments(doom.DoomEnv, "doom:" + target, dict(kwargs, scenario=target))
+    try:
+        return _named_imports(lambda _: doom.DoomEnv(target, **kwargs), "doom:" + target)
+    except ValueError as error:  # one of its own rules on the arguments
+        raise ContractBroken(str(error)) from None
 
 
 def _make_gym(target: str, kwargs: Dict[str, Any], render: bool, register: Optional[Dict[str, Any]]) -> Any:
@@ -255,11 +267,27 @@ def _make_gym(target: str, kwargs: Dict[str, Any], render: bool, register: Optio
     try:
         return gymnasium.make(target, disable_env_checker=True, **kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
-        raise _missing(error, target) from error
+        raise _missing(error, "gym:" + target) from error
     except gymnasium.error.UnregisteredEnv as error:
         raise NotFound(unknown_id(gymnasium, target, str(error))) from None
     except ImportError as error:
-        raise _missing(error, target) from error
+        raise _missing(error, "gym:" + target) from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ContractBroken("gym:%s: %s" % (target, error)) from None
+
+
+def _require_arguments(function: Callable[..., Any], name: str, kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that `function` does not take, before it runs, by naming those that it takes."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C: it will say so itself
+        return
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
+        raise ContractBroken("%s: %s; its arguments are %s" % (name, error, signature)) from None
 
 
 def import_plugin(target: str) -> None:

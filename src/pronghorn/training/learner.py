@@ -143,6 +143,8 @@ class Learner:
 
     def _update_normalizers(self, batch: Batch, targets: list[Tensor], weights: Tensor | None) -> None:
         """Last, so that the statistics in use are those that the policy acted with (they are part of the version)."""
+        if self._skipped_in_a_row:  # whatever was not finite must not get into the statistics either
+            return
         with torch.no_grad():
             self.model.update_obs_norm({k: v[:-1] for k, v in batch.obs.items()}, weights)
             self.model.update_return_norm(torch.cat([t.flatten() for t in targets]))
@@ -264,9 +266,14 @@ def _estimate(
         return _gae(values, steps, rewards, hyper)
     following = returns.next_values(values, steps["truncated"], steps["truncation_value"])
     args = (log_rhos, rewards, steps["terminated"], steps["truncated"], values[:-1], following, hyper.gamma)
-    return returns.vtrace(
+    vtrace = returns.vtrace(
         *args, rho_clip=hyper.rho_clip, c_clip=hyper.c_clip, pg_rho_clip=hyper.pg_rho_clip, lambda_=hyper.lambda_
     )
+    if settings.policy_loss == "policy_gradient":
+        return vtrace
+    # PPO's ratio is the importance weight already: A_t = r_t + gamma v_{t+1} - V(x_t), without rho_t.
+    rhos = log_rhos.exp().clamp(min=1e-8, max=hyper.pg_rho_clip)
+    return returns.VTrace(vtrace.targets, vtrace.advantages / rhos)
 
 
 def _gae(values: Tensor, steps: Mapping[str, Tensor], rewards: Tensor, hyper: Hyperparameters) -> returns.GAE:

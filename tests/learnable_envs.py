@@ -1,0 +1,98 @@
+"""Tiny environments that a right learner solves in seconds and a wrong one does not. Worker-side syntax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Env, spaces
+
+
+class Match(Env[Any, Any]):
+    """Name the bit that is shown: 1 a step for the right action. Episodes of 8 steps: best return 8, random 4."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.count = self.bit = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        reward = float(action == self.bit)
+        self.count += 1
+        return self._observe(), reward, self.count == 8, False, {}
+
+    def _observe(self) -> Any:
+        self.bit = int(self.np_random.integers(2))
+        return np.array([self.bit, 1 - self.bit], np.float32)
+
+
+class Recall(Env[Any, Any]):
+    """A cue is shown once and must be named two steps later: return 1 with memory, 0.5 without."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.count = self.cue = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count, self.cue = 0, int(self.np_random.integers(2))
+        return np.array([2.0 * self.cue - 1.0, 0.0], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        over = self.count == 3
+        reward = float(over and action == self.cue)
+        return np.array([0.0, self.count / 3], np.float32), reward, over, False, {}
+
+
+class Masked(Env[Any, Any]):
+    """One legal action of five, which changes every step; an illegal one raises."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Dict(
+            {"action_mask": spaces.MultiBinary(5), "x": spaces.Box(-1, 1, (1,), np.float32)}
+        )
+        self.action_space = spaces.Discrete(5)
+        self.count = self.legal = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        if action != self.legal:
+            raise ValueError(f"illegal action {action}")
+        self.count += 1
+        return self._observe(), 1.0, self.count == 7, False, {}
+
+    def _observe(self) -> Any:
+        self.legal = int(self.np_random.integers(5))
+        mask = np.zeros(5, np.int8)
+        mask[self.legal] = 1
+        return {"action_mask": mask, "x": np.zeros(1, np.float32)}
+
+
+class Aim(Env[Any, Any]):
+    """Point at a shown target in [-2, 3]: reward 1 - distance, one step an episode."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-2, 3, (1,), np.float64)
+        self.action_space = spaces.Box(np.array([-2.0]), np.array([3.0]), (1,), np.float64)
+        self.target = 0.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.target = float(self.np_random.uniform(-1.5, 2.5))
+        return np.array([self.target]), {}
+
+    def step(self, action: Any) -> Any:
+        if not self.action_space.contains(action):
+            raise ValueError(f"out of bounds: {action!r}")
+        return np.array([self.target]), 1.0 - abs(float(action[0]) - self.target), True, False, {}

@@ -1,0 +1,214 @@
+"""The learner: on-policy ratios, resets, normalisers as part of the version, skips, optimisers, learning rates."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pronghorn.config import Config, replace, resolve
+from pronghorn.errors import PronghornError
+from pronghorn.evaluation.policy import build_model
+from pronghorn.models.actor_critic import ActorCritic
+from pronghorn.training.learner import Learner, RMSPropTF, compute_losses, learning_rewards, make_optimizer
+from pronghorn.training.store import Batch
+from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
+
+SPEC = EnvSpec(
+    {"x": LeafSpec((3,), "float32", "vector"), "action_mask": LeafSpec((5,), "uint8", "mask")},
+    ActionSpec(discrete=(2, 3), low=(-2.0, 0.0), high=(3.0, 1.0)),
+)
+T, B = 6, 4
+
+
+def config_of(**values: Any) -> Config:
+    base = {"env.workers": 1, "env.envs_per_worker": 4, "learner.unroll_length": T, "learner.batch_unrolls": B}
+    values = base | {"model.core": "lstm", "model.core_size": 8, "learner.epochs": 1, "learner.minibatches": 1} | values
+    return resolve(replace(Config(env="x:y"), values), SPEC)
+
+
+def act_out(model: ActorCritic, seed: int = 0) -> Batch:
+    """Unrolls as a sampler would have stored them, acting step by step with the model's present weights."""
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    first = torch.from_numpy(rng.random((T + 1, B)) < 0.3)
+    mask = torch.zeros(T + 1, B, 5, dtype=torch.uint8)
+    mask[..., 0] = mask[..., 2] = 1
+    mask[..., 3:] = torch.from_numpy(rng.integers(0, 2, (T + 1, B, 2)).astype(np.uint8))
+    obs = {"x": torch.from_numpy(rng.normal(3, 2, (T + 1, B, 3)).astype(np.float32)), "action_mask": mask}
+    start = torch.from_numpy(rng.normal(size=(B, model.state_size)).astype(np.float32))
+    state, rows = start, []
+    with torch.no_grad():
+        for t in range(T):
+            now = {k: v[t] for k, v in obs.items()}
+            out = model({k: v[None] for k, v in now.items()}, state, first[t][None])
+            state = out.state
+            distribution = model.distribution(out.params[0], now)
+            discrete, continuous = distribution.sample(generator)
+            log_prob = distribution.log_prob(discrete, continuous)
+            rows.append((discrete, continuous, log_prob, model.denormalize_value(out.values[0])))
+    discrete, continuous, log_prob, value = (torch.stack(x) for x in zip(*rows, strict=True))
+    over = first[1:]
+    steps: dict[str, Tensor] = {
+        "first": first, "discrete": discrete, "continuous": continuous, "log_prob": log_prob, "value": value,
+        "version": torch.zeros(T, B, dtype=torch.int64), "terminated": over, "truncated": torch.zeros_like(over),
+        "reward": torch.from_numpy(rng.normal(size=(T, B)).astype(np.float32)), "truncation_value": torch.zeros(T, B),
+        "task_id": torch.zeros(T, B, dtype=torch.int64),
+    }  # fmt: skip
+    return Batch(obs, steps, start, np.zeros((T, B), np.int64))
+
+
+def learner_of(config: Config) -> Learner:
+    torch.manual_seed(0)
+    return Learner(config, build_model(config.model, SPEC))
+
+
+@pytest.mark.case("SPA-06", "SPA-08", "RNN-05", "RNN-10")
+@pytest.mark.parametrize("algo", ["appo", "impala", "ppo", "a2c"])
+def test_before_the_first_update_the_ratio_is_one(algo: str) -> None:
+    """With memory, resets inside the unroll, masks, composite actions and normalisers on: |log ratio| ≤ 1e-5."""
+    config = config_of(algo=algo)
+    learner = learner_of(config)
+    for seed in range(3):  # from the second round on the normalisers hold statistics of their own
+        batch = act_out(learner.model, seed)
+        out = learner.model(batch.obs, batch.state, batch.steps["first"])
+        distribution = learner.model.distribution(out.params[:-1], {k: v[:-1] for k, v in batch.obs.items()})
+        log_prob = distribution.log_prob(batch.steps["discrete"], batch.steps["continuous"])
+        assert (log_prob - batch.steps["log_prob"]).abs().max() <= 1e-5
+        terms = compute_losses(learner.model, batch, learner.hyper, learner.settings).terms
+        assert terms["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+        learner.iterate(batch)
+    assert learner.version == 3
+    assert learner.steps == 3 * T * B
+
+
+def test_statistics_change_with_the_version_and_only_then() -> None:
+    learner = learner_of(config_of())
+    batch = act_out(learner.model)
+    before = {k: v.clone() for k, v in learner.model.state_dict().items() if "norm" in k}
+    compute_losses(learner.model, batch, learner.hyper, learner.settings)
+    assert all(torch.equal(v, learner.model.state_dict()[k]) for k, v in before.items())
+    learner.iterate(batch)
+    assert any(not torch.equal(v, learner.model.state_dict()[k]) for k, v in before.items())
+
+
+@pytest.mark.case("COR-09")
+def test_rewards_without_variance_leave_finite_weights() -> None:
+    learner = learner_of(config_of())
+    batch = act_out(learner.model)
+    batch.steps["reward"].zero_()
+    for _ in range(20):
+        report = learner.iterate(batch)
+    assert all(math.isfinite(value) for value in report.values())
+    assert all(p.isfinite().all() for p in learner.model.parameters())
+
+
+@pytest.mark.case("FLT-12")
+def test_a_number_that_is_not_finite_is_a_counted_skip_and_then_an_error() -> None:
+    learner = learner_of(config_of())
+    batch = act_out(learner.model)
+    batch.steps["reward"][2, 1] = float("nan")
+    before = [p.clone() for p in learner.model.parameters()]
+    learner.iterate(batch)
+    assert learner.num_skipped == 1
+    assert learner.updates == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+    with pytest.raises(PronghornError, match=r"20 optimiser steps in a row.*Look for NaN"):
+        for _ in range(20):
+            learner.iterate(batch)
+
+
+def test_gae_is_fixed_before_the_epochs_and_minibatches_cover_every_unroll() -> None:
+    config = config_of(algo="ppo", **{"learner.epochs": 3, "learner.minibatches": 2})
+    learner = learner_of(config)
+    parts = [index for index in learner._minibatches(B) if index is not None]
+    assert len(parts) == 6
+    for epoch in range(3):
+        assert sorted(torch.cat(parts[2 * epoch : 2 * epoch + 2]).tolist()) == list(range(B))
+    learner.iterate(act_out(learner.model))
+    assert learner.updates == 6
+
+
+def test_a_ppo_ratio_is_not_weighted_twice() -> None:
+    """V-trace's advantage carries rho; PPO's ratio is that same weight, so its advantage must not carry it again."""
+    config = config_of(**{"learner.normalize_advantages": False, "learner.ppo_clip": 0.1})
+    learner = learner_of(config)
+    batch = act_out(learner.model)
+    batch.steps["log_prob"] += 0.05  # the behaviour policy was likelier: rho = exp(-0.05)
+    gamma = replace(config, {"learner.lambda_": 0.0}).learner
+    hyper = dataclasses.replace(learner.hyper, lambda_=0.0)
+    with torch.no_grad():
+        result = compute_losses(learner.model, batch, hyper, gamma)
+        out = learner.model(batch.obs, batch.state, batch.steps["first"])
+        values = learner.model.denormalize_value(out.values)
+        alive = (~batch.steps["terminated"]).float()
+        rho = torch.tensor(-0.05).exp()
+        # With lambda = 0, v_t = V_t + rho (r + gamma V_{t+1} - V_t), so A_t = r + gamma v_{t+1} - V_t by hand.
+        td = batch.steps["reward"] + hyper.gamma * alive * values[1:] - values[:-1]
+        target = values[:-1] + rho * td
+        following = torch.cat([target[1:], values[-1:]])
+        advantage = batch.steps["reward"] + hyper.gamma * alive * following - values[:-1]
+    assert result.terms["policy_loss"].item() == pytest.approx(-(rho * advantage).mean().item(), abs=1e-5)
+
+
+def test_the_old_lag_is_dropped_only_when_asked_and_counted() -> None:
+    for drop, expected in ((False, 0), (True, B)):
+        learner = learner_of(config_of(**{"learner.drop_over_lag": drop}))
+        batch = act_out(learner.model)
+        batch.policy_lag[0] = learner.max_lag + 1
+        learner.iterate(batch)
+        assert learner.num_dropped == expected
+
+
+def test_learning_rewards_are_scaled_then_clipped_and_the_raw_ones_stay() -> None:
+    settings = config_of(**{"learner.reward_scale": 0.5, "learner.reward_clip": 1.0}).learner
+    raw = torch.tensor([-10.0, 1.0, 4.0])
+    assert learning_rewards(raw, settings).tolist() == [-1.0, 0.5, 1.0]
+    assert raw.tolist() == [-10.0, 1.0, 4.0]
+
+
+def test_rmsprop_of_tensorflow_by_hand() -> None:
+    p = torch.nn.Parameter(torch.tensor([1.0]))
+    optimizer = RMSPropTF([p], lr=0.1, decay=0.9, eps=0.01)
+    p.grad = torch.tensor([2.0])
+    optimizer.step()
+    # s = 0.9 * 1 + 0.1 * 4 = 1.3;  p = 1 - 0.1 * 2 / sqrt(1.3 + 0.01)
+    assert p.item() == pytest.approx(1 - 0.2 / math.sqrt(1.31))
+
+
+@pytest.mark.parametrize("name", ["adam", "rmsprop", "rmsprop_tf"])
+def test_optimisers_step_and_restore(name: str) -> None:
+    settings = config_of(**{"learner.optimizer": name}).learner
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = make_optimizer(settings, [p])
+    p.grad = torch.ones(3)
+    optimizer.step()
+    saved, at = copy.deepcopy(optimizer.state_dict()), p.detach().clone()
+    optimizer.step()
+    q = torch.nn.Parameter(at)
+    other = make_optimizer(settings, [q])
+    other.load_state_dict(saved)
+    q.grad = torch.ones(3)
+    other.step()
+    assert torch.equal(p, q)
+
+
+def test_linear_and_adaptive_learning_rates() -> None:
+    learner = learner_of(config_of(steps=10 * T * B, **{"learner.lr_schedule": "linear", "learner.lr": 1.0e-3}))
+    for _ in range(4):
+        learner.iterate(act_out(learner.model))
+    assert learner.hyper.lr == pytest.approx(6e-4)
+    assert learner.optimizer.param_groups[0]["lr"] == learner.hyper.lr
+    adaptive = learner_of(config_of(**{"learner.lr_schedule": "kl_adaptive", "learner.lr": 1.0e-3}))
+    adaptive._schedule_lr(kl=1.0)
+    assert adaptive.hyper.lr == pytest.approx(1e-3 / 1.5)
+    adaptive._schedule_lr(kl=0.008)
+    assert adaptive.hyper.lr == pytest.approx(1e-3 / 1.5)
+    adaptive._schedule_lr(kl=0.0)
+    assert adaptive.hyper.lr == pytest.approx(1e-3)
+    assert adaptive.hyper.version == 2

@@ -1,0 +1,214 @@
+"""The sampler: every stored number is the one of its row and step, whatever ends, is lost or must wait."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scripted_pool import SPEC, ScriptedPool
+
+from pronghorn.models.actor_critic import ActorCritic, ModelOutput
+from pronghorn.training.metrics import EpisodeTracker
+from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
+from pronghorn.training.store import Store
+
+
+class CountingNet(ActorCritic):
+    """V = 10 * step of the observation + 1000 * RNN state; the state counts decisions since the episode began."""
+
+    def __init__(self) -> None:
+        super().__init__(SPEC, core="none", mlp_layers=(4,), normalize_obs=False, normalize_returns=False)
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    @property
+    def state_size(self) -> int:
+        return 1
+
+    def forward(self, obs: dict[str, Tensor], state: Tensor, first: Tensor) -> ModelOutput:  # type: ignore[override]
+        x = obs["obs"]
+        values = []
+        for t in range(x.shape[0]):
+            state = torch.where(first[t][:, None], 0.0, state) + 1
+            values.append(x[t, :, 1] + 1000 * state[:, 0] + self.bias)
+        return ModelOutput(torch.zeros(*first.shape, 3), torch.stack(values), state)
+
+
+def make(pool: ScriptedPool, *, length: int = 4, batch: int = 2, max_lag: int = 8, slots: int | None = None) -> Sampler:
+    net = CountingNet()
+    store = Store(
+        sampled_leaves(SPEC, last_action=True, last_reward=True),
+        SPEC.action,
+        num_slots=slots or pool.num_rows + 2 * batch,
+        unroll_length=length,
+        state_size=1,
+        batch_unrolls=batch,
+        max_lag=max_lag,
+        device=torch.device("cpu"),
+    )
+    tracker = EpisodeTracker(pool.num_rows, pool.tasks, pool.task_ids)
+    return Sampler(pool, store, net, Publisher(Snapshot.of(net, 0)), tracker, seed=0)
+
+
+def run(sampler: Sampler, steps: int) -> None:
+    for _ in range(steps):
+        sampler.step()
+
+
+def full_slots(sampler: Sampler) -> np.ndarray:
+    status = sampler.store._status
+    order = sampler.store._order
+    full = np.flatnonzero(status == 2)
+    return full[np.argsort(order[full])]
+
+
+@pytest.mark.case("ENV-02")
+def test_row_t_holds_obs_its_action_and_what_that_caused() -> None:
+    pool = ScriptedPool([100])
+    sampler = make(pool)
+    run(sampler, 5)
+    (slot,) = full_slots(sampler)
+    store = sampler.store
+    assert store.obs["obs"][slot, :, 1].tolist() == [0, 10, 20, 30, 40]  # row T is the bootstrap observation
+    assert store.steps["reward"][slot].tolist() == [1, 2, 3, 4]  # the reward that the action at obs[t] caused
+    assert store.steps["discrete"][slot, :, 0].tolist() == [a[0, 0] for _, a in pool.sent[:4]]
+    assert store.steps["first"][slot].tolist() == [True, False, False, False, False]
+    assert store.obs["last_reward"][slot].tolist() == [0, 1, 2, 3, 4]
+    assert store.obs["last_action"][slot, 0, 0] == -1
+    assert store.obs["last_action"][slot, 1:, 0].tolist() == store.steps["discrete"][slot, :, 0].tolist()
+    assert np.allclose(store.steps["log_prob"][slot], -np.log(3))
+
+
+@pytest.mark.case("COR-03")
+def test_no_step_is_lost_between_unrolls() -> None:
+    sampler = make(ScriptedPool([100]), batch=8)
+    run(sampler, 13)
+    rewards = np.concatenate([sampler.store.steps["reward"][s] for s in full_slots(sampler)])
+    assert rewards.tolist() == list(range(1, 13))
+    assert sampler.num_steps == 12
+
+
+@pytest.mark.case("EPI-04", "EPI-05")
+def test_only_truncated_rows_get_the_value_of_their_own_final_observation() -> None:
+    pool = ScriptedPool([3, 3], truncated=[1])
+    sampler = make(pool, length=4)
+    run(sampler, 5)
+    store = sampler.store
+    terminated, truncated = full_slots(sampler)
+    for slot, cut in ((terminated, False), (truncated, True)):
+        assert store.steps["terminated"][slot].tolist() == [False, False, not cut, False]
+        assert store.steps["truncated"][slot].tolist() == [False, False, cut, False]
+        assert store.obs["obs"][slot, :, 1].tolist() == [0, 10, 20, 0, 10]  # the final observation is never a row
+        assert store.steps["first"][slot].tolist() == [True, False, False, True, False]
+    # V(final) = 10 * 3 + 1000 * 4: from the state after the three decisions, not of the state before the action
+    assert store.steps["truncation_value"][truncated].tolist() == [0, 0, 4030, 0]
+    assert store.steps["truncation_value"][terminated].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.case("RNN-04", "RNN-07")
+def test_the_state_of_an_unroll_is_the_one_before_its_first_step() -> None:
+    sampler = make(ScriptedPool([100, 4]), length=4, batch=8)
+    run(sampler, 9)
+    store = sampler.store
+    net = sampler.actor
+    for slot in full_slots(sampler):
+        obs = {"obs": store.obs["obs"][slot][:, None]}
+        first = torch.from_numpy(store.steps["first"][slot][:, None].copy())
+        replay = net(obs, store.state[slot][None], first)
+        assert replay.values[:-1, 0].tolist() == store.steps["value"][slot].tolist()
+
+
+@pytest.mark.case("EPI-10")
+def test_a_life_loss_ends_the_trace_but_neither_the_episode_nor_the_memory() -> None:
+    pool = ScriptedPool([4], life_loss=lambda row, step: step == 2)
+    sampler = make(pool, length=6)
+    run(sampler, 7)
+    (slot,) = full_slots(sampler)
+    assert sampler.store.steps["terminated"][slot].tolist() == [False, True, False, True, False, True]
+    assert sampler.store.steps["first"][slot].tolist() == [True, False, False, False, True, False, False]
+    assert sampler.tracker.num_episodes == 1
+    assert sampler.tracker.snapshot()["return_mean"] == 1 + 2 + 3 + 4
+
+
+@pytest.mark.case("FLT-05")
+def test_a_lost_unit_voids_its_unrolls_and_nothing_else() -> None:
+    pool = ScriptedPool([100, 100], units=[0, 1])
+    sampler = make(pool, length=4, batch=4)
+    run(sampler, 6)  # both rows have acted three times
+    pool.kill = {1}
+    run(sampler, 12)
+    store = sampler.store
+    assert store.num_discarded == 1
+    rows = {int(store.obs["obs"][s, 0, 0]): store.steps["reward"][s].tolist() for s in full_slots(sampler)[::-1]}
+    assert rows[0] == [1, 2, 3, 4]
+    assert rows[1] == [1, 2, 3, 4]  # a fresh episode, begun after the loss
+    counts = store.counts()
+    assert counts["filling"] == 2
+    assert sampler.tracker.num_episodes == 0
+
+
+def test_units_without_a_slot_wait_while_the_others_go_on() -> None:
+    """Two units out of phase in one recv, one slot too few: the unit in mid-unroll must not wait for the other."""
+    pool = ScriptedPool([100, 100], units=[0, 1], per_recv=1)
+    sampler = make(pool, length=4, batch=1, slots=3)
+    run(sampler, 1)  # unit 0 acts
+    pool.per_recv = 2
+    run(sampler, 8)
+    held = sum(len(r.rows) for r in sampler._held)
+    assert sampler.store.counts()["full"] + sampler.store.counts()["filling"] == 3
+    assert held >= 1
+    taken = sampler.store.take(0, 0.0)
+    assert taken is not None
+    sampler.store.release(taken)
+    before = sampler.num_steps
+    run(sampler, 4)
+    assert sampler.num_steps > before
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_taking_turns_collects_exactly_one_batch_a_grant_under_one_version(max_lag: int) -> None:
+    pool = ScriptedPool([5, 7, 100, 3], units=[0, 0, 1, 1])
+    sampler = make(pool, length=4, batch=4, max_lag=max_lag)
+    for round_ in range(3):
+        sampler.publisher.latest = Snapshot(round_, sampler.publisher.latest.tensors)
+        sampler.store.grant()
+        run(sampler, 30)
+        assert sampler.num_steps == 16 * (round_ + 1)
+        taken = sampler.store.take(round_, 0.0)
+        assert taken is not None
+        batch = sampler.store.gather(taken, round_)
+        assert (batch.policy_lag == 0).all()
+        sampler.store.release(taken)
+
+
+def test_reseed_starts_every_row_anew_and_forgets_what_was_in_progress() -> None:
+    pool = ScriptedPool([100, 100])
+    sampler = make(pool)
+    run(sampler, 3)
+    sampler.request_reseed(99)
+    sampler.step()
+    assert pool.seeds == [99]
+    assert sampler.store.num_discarded == 0  # not lost: asked for
+    assert sampler.store.counts()["filling"] == 2
+    run(sampler, 4)
+    assert all(sampler.store.steps["reward"][s].tolist() == [1, 2, 3, 4] for s in full_slots(sampler))
+
+
+def test_every_terminal_reward_reaches_an_unroll() -> None:
+    """Episode lengths that are no multiple of T: the sum of stored rewards is the sum of returns so far."""
+    pool = ScriptedPool([3, 5, 7])
+    sampler = make(pool, length=4, batch=30)
+    run(sampler, 4 * 20 + 1)
+    store = sampler.store
+    slots = full_slots(sampler)
+    rewards = store.steps["reward"][slots].sum()
+    ends = store.steps["terminated"][slots].sum()
+    expected = sum(sum((s % n) + 1 for s in range(80)) for n in (3, 5, 7))
+    assert rewards == expected
+    assert ends == sum(80 // n for n in (3, 5, 7))
