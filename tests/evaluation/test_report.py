@@ -111,6 +111,15 @@ def test_a_curve_is_drawn_to_scale(tmp_path: Path) -> None:
     assert (y0, y1) == (report._HEIGHT - report._BOTTOM, report._TOP)  # 0 at the bottom, 1 at the top
 
 
+def test_an_evaluation_that_every_line_repeats_is_one_dot(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [])
+    with (run / "metrics.jsonl").open("w") as file:
+        for steps, mean in ((100, None), (200, 0.5), (300, 0.5), (400, 0.7)):
+            evaluation = {} if mean is None else {"eval/mean": mean}
+            file.write(json.dumps({"time_s": 1, "steps": steps, "frames": steps, "updates": 1, **evaluation}) + "\n")
+    assert read_run(run).changes("steps", "eval/mean") == [(200, 0.5), (400, 0.7)]
+
+
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [

@@ -156,9 +156,7 @@ def test_tasks_are_counted_apart() -> None:
 @pytest.mark.case("LOG-04")
 def test_returns_come_from_rewards_and_records_only_add_to_them() -> None:
     episodes = tracker()
-    episodes.observe(
-        ready((0, LAST, 1.0), over=(0,), records=[{"row": 0, "return": 77.0, "kills": 4, "map": "e1m1"}])
-    )
+    episodes.observe(ready((0, LAST, 1.0), over=(0,), records=[{"row": 0, "return": 77.0, "kills": 4, "map": "e1m1"}]))
     episodes.observe(ready((0, LAST, 1.0), over=(0,), records=[{"row": 0, "kills": 6}]))
     now = episodes.snapshot()
     assert now["return_mean"] == 1.0
@@ -334,9 +332,7 @@ class FakeWandb:
         self.num_finished += 1
 
 
-def test_wandb_gets_the_same_numbers_and_a_resume_the_same_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_gets_the_same_numbers_and_a_resume_the_same_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)  # type: ignore[arg-type]
     with MetricsWriter(tmp_path, tensorboard=False, wandb=True, config={"seed": 3}) as writer:
@@ -348,6 +344,17 @@ def test_wandb_gets_the_same_numbers_and_a_resume_the_same_id(
     assert wandb.settings[0]["id"] == wandb.settings[1]["id"]
     assert wandb.axes == [("*", "steps")] * 2
     assert wandb.num_finished == 2
+
+
+def test_every_name_that_scripts_rely_on_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    documented = set(re.findall(r"`([a-z_]+)`", "\n".join(row for row in text.splitlines() if row.startswith("|"))))
+    relied_on = """time_s steps frames updates iterations episodes steps_per_s frames_per_s return_mean
+        episode_length_mean policy_lag_min policy_lag_mean policy_lag_max worker_restarts unrolls_lost remote_unrolls
+        world_size params_sha loss policy_loss value_loss entropy ratio_mean clip_fraction kl grad_norm
+        explained_variance lr"""
+    assert set(relied_on.split()) - documented == set()
+    assert set(tracker().snapshot()) - documented == set()
 
 
 def test_importing_it_needs_no_torch() -> None:

@@ -47,6 +47,12 @@ class Run:
         """(x · scale, y) of every line that has both."""
         return [(line[x] * scale, line[y]) for line in self.lines if _has(line, x) and _has(line, y)]
 
+    def changes(self, x: str, y: str, scale: float = 1.0) -> Points:
+        """The points at which y changed: a number that stands on every line until a newer one replaces it."""
+        points = self.points(x, y, scale)
+        before = [math.nan, *(value for _, value in points)]
+        return [point for point, last in zip(points, before, strict=False) if point[1] != last]
+
     def last(self, name: str) -> float | None:
         """The newest value of a metric, or None."""
         return next((line[name] for line in reversed(self.lines) if _has(line, name)), None)
@@ -371,7 +377,7 @@ def _loss_charts() -> list[Chart]:
         "policy_loss": "Policy loss",
         "value_loss": "Value loss",
         "entropy": "Entropy, nats",
-        "kl": "KL to the behaviour policy, nats",
+        "kl": "KL of behaviour from target policy, nats",
         "ratio_mean": "Mean probability ratio",
         "clip_fraction": "Clip fraction",
         "grad_norm": "Gradient norm",
@@ -392,7 +398,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 58, 12, 38  # room for tick labels, the last 
 def _draw(runs: Sequence[Run], chart: Chart) -> str:
     """The chart as an SVG element whose colours come from the page's style."""
     curves = [_thin(run.points(chart.x, chart.y, chart.x_scale)) for run in runs]
-    dots = [run.points(chart.x, chart.dots, chart.x_scale) if chart.dots else [] for run in runs]
+    dots = [run.changes(chart.x, chart.dots, chart.x_scale) if chart.dots else [] for run in runs]
     bands = [_band(run, chart) for run in runs]
     shown = [point for group in (*curves, *dots, *bands) for point in group]
     if not shown:
