@@ -217,3 +217,13 @@ class LifeLoss:
 
     def _observe(self) -> Any:
         return {"obs": np.array([10 * self.count], np.float32)}
+
+
+class Fragile(Counter):
+    """Raises at its 40th step, every time it is built."""
+
+    def step(self, action: Any) -> Any:
+        self.total = getattr(self, "total", 0) + 1
+        if self.total > 40:
+            raise RuntimeError("fragile on purpose")
+        return super().step(action)

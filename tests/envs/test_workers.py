@@ -359,7 +359,7 @@ def test_a_picture_of_one_row(start):
         (ResolvedEnv("x", "worker", "gym", "CartPol-v1"), UnknownEnvError, "near: CartPole-v1"),
         (ResolvedEnv("x", "worker", "call", "no_such:f"), UnknownEnvError, "no module 'no_such'"),
         (toy(options={"obs_keys": ["a"]}), EnvError, "obs_keys names 'a'"),
-        (toy(size=5), EnvError, r"unexpected keyword argument 'size'; its arguments are \(length: int = 5, truncate"),
+        (toy(size=5), EnvError, r"unexpected keyword argument 'size'; its arguments are: length=5, truncate=False"),
         (ResolvedEnv("x", "worker", "gym", "CartPole-v1", {"size": 5}), EnvError, "unexpected keyword argument 'size'"),
         (toy("Unbuildable"), EnvError, r"worker \d .*raised RuntimeError: no licence found\nTraceback"),
     ],

@@ -287,7 +287,8 @@ def _require_arguments(function: Callable[..., Any], name: str, kwargs: Mapping[
     try:
         signature.bind(**kwargs)
     except TypeError as error:
-        raise ContractBroken("%s: %s; its arguments are %s" % (name, error, signature)) from None
+        known = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
+        raise ContractBroken("%s: %s; its arguments are: %s" % (name, error, known or "none")) from None
 
 
 def import_plugin(target: str) -> None:
