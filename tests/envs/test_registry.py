@@ -68,6 +68,7 @@ def test_atari_games_go_by_the_title_or_by_the_rom():
     pytest.importorskip("ale_py")
     assert resolve("atari:SpaceInvaders").target == "space_invaders"
     assert resolve("atari:space_invaders").target == "space_invaders"
+    assert resolve("atari:spaceinvaders").target == "space_invaders"
     assert resolve("atari:Pong").backend == "atari"
     with pytest.raises(UnknownEnvError, match="Did you mean: atari:Pong"):
         resolve("atari:Pongg")
@@ -224,6 +225,19 @@ def test_a_pool_from_a_config():
         assert pool.recv(10.0).rows.tolist() == [0, 1]
     finally:
         pool.close()
+
+
+def test_an_atari_pool_from_a_config():
+    pytest.importorskip("ale_py")
+    pool = make_pool(config("atari:Pong", envs_per_worker=2), seed=1, ordered=True)
+    try:
+        ready = pool.recv(10.0)
+        assert ready.rows.tolist() == [0, 1]
+        assert ready.obs["obs"].dtype == np.uint8
+    finally:
+        pool.close()
+    with pytest.raises(ConfigError, match=r"env.args = 'lifeloss': Atari has no such argument. It has: .*life_loss"):
+        make_pool(config("atari:Pong", args={"lifeloss": "true"}), seed=1, ordered=True)
 
 
 def test_back_ends_do_not_mix():

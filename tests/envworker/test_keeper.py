@@ -134,7 +134,7 @@ if __name__ == "__main__":
     env = ResolvedEnv("toy", "worker", "call", sys.argv[1] + ":WithChild", {"pid_file": sys.argv[2]})
     pool = WorkerPool([env], num_workers=2, envs_per_worker=1, seed=1)
     pool.recv(10.0)
-    print(pool._directory, pool._keeper._popen.pid, flush=True)
+    print(pool._directory, pool._keeper.process.pid, flush=True)
     time.sleep(600)
 """
 

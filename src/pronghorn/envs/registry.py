@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import os
 import sys
 import tomllib
@@ -143,10 +144,10 @@ def _atari_game(target: str) -> str:
     games = _atari_games()
     if not games:
         raise MissingExtraError("ale-py", "atari", f"atari:{target}")
-    rom = "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(target))
-    for candidate in (target, rom):
-        if candidate in games:
-            return candidate
+    plain = {game.replace("_", ""): game for game in games}
+    game = plain.get(target.replace("_", "").lower())
+    if game is not None:
+        return game
     raise UnknownEnvError(f"there is no Atari game '{target}'{_near('atari:' + target, map(_atari_name, games))}")
 
 
@@ -288,6 +289,10 @@ def _atari_pool(config: Config, resolved: list[ResolvedEnv], *, seed: int, order
     kwargs, options = _arguments(config)
     if options:
         raise ConfigError("env", sorted(options), "these settings do not apply to Atari", "Leave them out.")
+    known = list(inspect.signature(AtariPool).parameters)[2:]
+    for name in kwargs:
+        if name not in known:
+            raise ConfigError("env.args", name, "Atari has no such argument", f"It has: {', '.join(known)}.")
     pool: Pool = AtariPool(
         [one.target for one in resolved],
         config.env.workers * config.env.envs_per_worker,

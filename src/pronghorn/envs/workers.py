@@ -236,55 +236,6 @@ def _child_environment() -> dict[str, str]:
     return env
 
 
-class _Keeper:
-    """The keeper process (envworker/keeper.py) and the pipe to it."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory, self._groups = directory, set[int]()
-        self._popen = self._launch()
-
-    def _launch(self) -> subprocess.Popen[bytes]:
-        popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper_module.__file__],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            cwd="/", start_new_session=True, bufsize=0,
-        )  # fmt: skip
-        self._popen = popen
-        self._say(f"dir {self._directory}", *(f"add {pgid}" for pgid in self._groups))
-        return popen
-
-    def add(self, pgid: int) -> None:
-        self._groups.add(pgid)
-        self._tell(f"add {pgid}")
-
-    def remove(self, pgid: int) -> None:
-        self._groups.discard(pgid)
-        self._tell(f"remove {pgid}")
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._say("bye")
-        self._end()
-
-    def _tell(self, line: str) -> None:
-        try:
-            self._say(line)
-        except OSError:
-            log.warning("the keeper process ended (status %s); starting another", self._popen.poll())
-            self._end()
-            self._launch()
-
-    def _say(self, *lines: str) -> None:
-        assert self._popen.stdin is not None
-        self._popen.stdin.write("".join(line + "\n" for line in lines).encode())
-
-    def _end(self) -> None:
-        assert self._popen.stdin is not None
-        with contextlib.suppress(OSError):
-            self._popen.stdin.close()
-        self._popen.wait()
-
-
 class WorkerPool:
     """A `Pool` (types.py) over worker processes.
 
@@ -341,7 +292,6 @@ class WorkerPool:
         self._next_group = 0  # ordered mode
         self.num_rows = num_workers * envs_per_worker
         self._unit_of_row = [unit for unit in self._units for _ in unit.rows]
-        self.unit_ids = np.array([index for index, unit in enumerate(self._units) for _ in unit.rows], np.int64)
         self.unit_ids = np.array([i for i, unit in enumerate(self._units) for _ in unit.rows], np.int64)
         self.tasks = tuple(env.name for env in self._envs)
         self.task_ids = np.arange(self.num_rows, dtype=np.int64) % len(self._envs)
@@ -355,7 +305,7 @@ class WorkerPool:
         self._selector = selectors.DefaultSelector()
         self._memory_fd = _anonymous_file()
         self._directory = Path(tempfile.mkdtemp(prefix="pronghorn-"))
-        self._keeper = _Keeper(self._directory)
+        self._keeper = keeper_module.Keeper(str(self._directory))
         try:
             self._start()
         except BaseException:
@@ -379,6 +329,8 @@ class WorkerPool:
 
     def send(self, rows: NDArray[np.int64], discrete: NDArray[np.int64], continuous: NDArray[np.float32]) -> None:
         """See `Pool`. rows: of one recv, with or without those that were LOST."""
+        if self._failure is not None:
+            raise self._failure
         deadline = time.monotonic() + self._step_timeout_s
         position = 0
         while position < len(rows):

@@ -15,12 +15,16 @@ shared-memory files, which cannot be found there, stay.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from typing import IO, Callable, Iterator, List, Set, Tuple
+
+log = logging.getLogger(__name__)
 
 ENGINE_FILE_PREFIX = "/dev/shm/ViZDoom"  # ViZDoomSM... and ViZDoomMQ...: three files for each engine
 MIN_STALE_AGE_S = 5.0  # a younger file may belong to an engine that has not mapped it yet
@@ -106,6 +110,61 @@ def _unlink(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+class Keeper:
+    """The trainer's hold on a keeper process: starts it, tells it what to look after, and replaces it if it dies."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._groups: Set[int] = set()
+        self.process = self._launch()
+
+    def add(self, pgid: int) -> None:
+        self._groups.add(pgid)
+        self._tell("add %d" % pgid)
+
+    def remove(self, pgid: int) -> None:
+        self._groups.discard(pgid)
+        self._tell("remove %d" % pgid)
+
+    def close(self) -> None:
+        """All groups have been ended in order: let the keeper end too."""
+        with contextlib.suppress(OSError):
+            _write(self.process, "bye")
+        self._end()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", os.path.abspath(__file__)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,  # it must not get the signals of the trainer's group
+            bufsize=0,
+        )
+        _write(process, "dir " + self._directory, *("add %d" % pgid for pgid in self._groups))
+        return process
+
+    def _tell(self, line: str) -> None:
+        try:
+            _write(self.process, line)
+        except OSError:
+            log.warning("the keeper process ended (status %s); starting another", self.process.poll())
+            self._end()
+            self.process = self._launch()
+
+    def _end(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        self.process.wait()
+
+
+def _write(process: subprocess.Popen[bytes], *lines: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write("".join(line + "\n" for line in lines).encode())
 
 
 def watch(lines: IO[str]) -> None:
