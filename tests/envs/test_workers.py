@@ -559,6 +559,20 @@ def test_a_restarted_worker_gets_new_derived_seeds(start):
     assert first.obs["obs"][0, 0] == derive_seed(7, 0, 1) % 65536 != derive_seed(7, 0, 0) % 65536
 
 
+def test_reseeding_after_a_restart_is_as_if_there_had_been_none(start):
+    """A run that is resumed starts with fresh workers; the run that was not stopped may have replaced one."""
+
+    def run(restarts):
+        pool = start(toy("RandomWalk", length=3), num_workers=2, ordered=True)
+        if restarts:
+            kill_worker(pool, 1)
+            wait_until(lambda: pool._poll(0.05) or pool.restarts == 1)
+        pool.reseed(5)
+        return [seen for seen in play(pool, 6) if seen[0] == 1 or not restarts]
+
+    assert run(restarts=True) == [seen for seen in run(restarts=False) if seen[0] == 1]
+
+
 def test_beyond_the_budget_the_workers_own_traceback_is_raised(start):
     pool = start(toy("Failing", how="raise", at=1), restart_budget=2)
     with pytest.raises(

@@ -130,10 +130,21 @@ def test_an_error_is_told_with_its_place(trainer):
     assert trainer.process.wait(10) == 1
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are listed in /proc")
+def test_nothing_that_an_environment_starts_inherits_the_socket(tmp_path, trainer):
+    (tmp_path / "env.py").write_text(
+        "import os\ndef inheritable(fd):\n    try:\n        return os.get_inheritable(fd)\n"
+        "    except OSError:\n        return False\n"
+        "assert [fd for fd in map(int, os.listdir('/proc/self/fd')) if fd > 2 and inheritable(fd)] == []\n"
+        f"import sys\nsys.path.append({os.path.dirname(TOYS)!r})\nfrom toy_envs import Counter\n"
+    )
+    assert trainer.start(target=f"{tmp_path}/env.py:Counter")[0] == protocol.SPEC
+
+
 def test_siblings_do_not_hide_the_users_own_modules(tmp_path, trainer):
     (tmp_path / "spaces.py").write_text("mine = True\n")
     (tmp_path / "env.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport spaces\nassert spaces.mine\n"
+        f"import sys\nsys.path.append({str(tmp_path)!r})\nimport spaces\nassert spaces.mine\n"
         f"sys.path.append({os.path.dirname(TOYS)!r})\nfrom toy_envs import Counter\n"
     )
     assert trainer.start(target=f"{tmp_path}/env.py:Counter")[0] == protocol.SPEC
