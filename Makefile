@@ -9,7 +9,14 @@ ALL    := $(VENV)/.installed-all
 .PHONY: train test test-slow install install-all lint clean
 
 train: install
-	$(BIN)/pronghorn quickstart --run-dir $(RUN)
+	$(BIN)/pronghorn train doom:basic --run-dir $(RUN) --resume --eval.until-return 0.70 --eval.episodes 100
+	$(BIN)/pronghorn eval $(RUN) --episodes 100 --random
+	$(BIN)/pronghorn record $(RUN) --out $(RUN)/videos/agent.mp4
+	$(BIN)/pronghorn report $(RUN) --out $(RUN)/report.html --curve $(RUN)/curve.png
+	@echo "video    $(RUN)/videos/agent.mp4"
+	@echo "next:    $(BIN)/pronghorn watch $(RUN)"
+	@echo "         $(BIN)/pronghorn train doom:defend_the_center --minutes 60"
+	@echo "         $(BIN)/pronghorn train gym:CartPole-v1 --minutes 5"
 
 test: install
 	$(BIN)/ruff check src tests examples benchmarks

@@ -169,7 +169,7 @@ def _train(argv: list[str]) -> int:
     from pronghorn.envs.registry import resolve as resolve_name
 
     for name in config.env_names:
-        resolve_name(name)
+        resolve_name(name, python=config.env.python or None)
     _quiet_thread_pools()
     from pronghorn.training.trainer import train
 

@@ -103,7 +103,7 @@ class ModelConfig:
     separate_critic: Annotated[Auto[bool], _AUTO_BOOL] = AUTO
     """Give the value its own encoder and core instead of sharing the policy's."""
     normalize_obs: bool = True
-    """Normalise vector observations by running mean and standard deviation (images are only scaled to [0, 1])."""
+    """Normalise observations by running mean and standard deviation: vectors per entry, images per channel."""
     normalize_returns: bool = True
     """Let the critic predict returns normalised by running mean and standard deviation (PopArt)."""
     continuous: Literal["squashed", "clipped"] = "squashed"
@@ -244,7 +244,7 @@ class Config:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the networks run."""
     threads: Annotated[Auto[int], _AUTO_INT] = AUTO
-    """Threads that each of acting and learning may use on a CPU."""
+    """Threads that learning may use on a CPU; acting beside it uses half of them."""
     deterministic: bool = False
     """Bitwise reproducible on a CPU from the seed; needs --max-lag 0 or 1."""
     run_dir: str = ""
@@ -355,8 +355,9 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     defaults = dict(tables["common"])
     for name in kinds:
         defaults |= tables["kind"][name]
-    defaults |= tables["algorithm"][config.algo] | {"threads": available_cores()}
+    defaults |= tables["algorithm"][config.algo]
     config = with_defaults(resolve_env(config), defaults)
+    config = with_defaults(config, {"threads": available_cores()})
     num_rows = config.num_envs * spec.rows_per_env
     # Taking turns needs whole unrolls of all rows in each batch: one unroll a row.
     batch_unrolls = num_rows if config.max_lag <= 1 else max(32, num_rows // 2)

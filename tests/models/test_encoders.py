@@ -1,5 +1,7 @@
 """Each kind of leaf becomes the features it should; architectures have the papers' numbers of parameters."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -221,3 +223,27 @@ def test_bf16_autocast_and_bf16_weights_take_bytes() -> None:
             torch.testing.assert_close(encoder(x).float(), expected, rtol=0.1, atol=0.02)
         encoder.to(torch.bfloat16)
         torch.testing.assert_close(encoder(x).float(), expected, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize("conv", ["convnet_simple", "resnet_impala"])
+@pytest.mark.parametrize("layout", ["hwc", "chw"])
+def test_normalising_in_the_first_layer_equals_normalising_the_pixels(
+    conv: Literal["convnet_simple", "resnet_impala"], layout: str
+) -> None:
+    """With and without padding; the moments are those of the pixels per channel."""
+    shape = (48, 64, 3) if layout == "hwc" else (3, 48, 64)
+    leaf = LeafSpec(shape, "uint8", "image", layout, 0, 255)
+    torch.manual_seed(0)
+    images = torch.randint(0, 255, (8, *shape), dtype=torch.uint8)
+    encoder = ConvEncoder(leaf, conv, 16, "relu", normalize=True)
+    plain = ConvEncoder(LeafSpec(shape, "float32", "image", layout), conv, 16, "relu")
+    plain.load_state_dict({k: v for k, v in encoder.state_dict().items() if not k.startswith("norm")})
+    with torch.no_grad():
+        assert torch.allclose(encoder(images), plain(images / 255.0), atol=1e-5)  # no statistics yet: only scaled
+        encoder.update_norm(images)
+        channels_last = images if layout == "hwc" else images.permute(0, 2, 3, 1)
+        seen = channels_last[:, ::4, ::4].reshape(-1, 3) / 255.0
+        mean, std = seen.mean(0), (seen.var(0, correction=0) + 1e-5).sqrt()
+        pixels = ((channels_last / 255.0) - mean) / std
+        expected = plain(pixels if layout == "hwc" else pixels.permute(0, 3, 1, 2).contiguous())
+        assert torch.allclose(encoder(images), expected, atol=1e-4)

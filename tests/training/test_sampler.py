@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripted_pool import SPEC, ScriptedPool
-
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
 from pronghorn.training.store import Store
+from scripted_pool import SPEC, ScriptedPool
 
 
 class CountingNet(ActorCritic):

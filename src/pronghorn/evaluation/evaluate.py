@@ -188,11 +188,12 @@ def _play(
         moved = (ready.event == Event.STEP) | (ready.event == Event.LAST)
         returns[ready.rows[moved]] += ready.reward[moved]
         lengths[ready.rows[moved]] += 1
-        for row in ready.rows[(moved & ready.episode_over) | (ready.event == Event.FIRST)]:
-            if lengths[row] and quota[row] > 0:
+        for row in ready.rows[moved & ready.episode_over]:
+            if quota[row] > 0:
                 done.append((float(returns[row]), int(lengths[row]), int(pool.task_ids[row])))
                 quota[row] -= 1
-            returns[row], lengths[row] = 0.0, 0
+        fresh = ready.rows[~moved | ready.episode_over]  # an episode that was lost with its worker does not count
+        returns[fresh], lengths[fresh] = 0.0, 0
         answer = ready.event != Event.LOST
         rows = ready.rows[answer]
         if len(rows) == 0:

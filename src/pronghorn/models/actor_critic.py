@@ -74,7 +74,7 @@ class ActorCritic(nn.Module):
         and the width of the layer behind them.
     mlp_layers: widths of the MLP of all other leaves.
     core, core_size, core_layers: the memory.  decoder_layers: widths between core and heads.
-    normalize_obs: real-valued leaves by running moments (images are scaled by their bounds).
+    normalize_obs: real-valued leaves per entry, and images per channel, by running moments.
     normalize_returns: the critic learns returns of mean 0 and deviation 1 (PopArt).
     last_action, last_reward: fed to the core; their leaves must then be in `obs` (see `LastStepInput`).
     separate_critic: a trunk of its own for the value, so that its errors do not move the policy's features.
@@ -120,7 +120,7 @@ class ActorCritic(nn.Module):
         def make_trunk() -> Trunk:
             net = ObservationEncoder(
                 images, self.vector.output_size, conv=conv, conv_features=conv_features,
-                mlp_layers=mlp_layers, activation=activation,
+                mlp_layers=mlp_layers, activation=activation, normalize=normalize_obs,
             )  # fmt: skip
             extra_size = self.last_step.output_size
             memory = make_core(core, net.output_size + extra_size, core_size, core_layers)
@@ -191,6 +191,9 @@ class ActorCritic(nn.Module):
         """Take observations [T, B, ...] into the running moments; weights [T, B] count them (None: all)."""
         flat = {name: obs[name].flatten(0, 1) for name in self.vector.real}
         self.vector.update(flat, None if weights is None else weights.flatten())
+        for trunk in (self.actor, self.critic):
+            if trunk is not None:
+                trunk.encoder.update_norm({name: obs[name].flatten(0, 1) for name in trunk.encoder.images})
 
     def cast_trunk(self, dtype: torch.dtype) -> None:
         """Encoders and cores to `dtype` in place (bfloat16 for an acting copy); heads and statistics stay."""

@@ -68,9 +68,17 @@ class ConvEncoder(nn.Module):
 
     leaf: image of shape [H, W, C] ("hwc") or [C, H, W] ("chw"); values are scaled from [low, high] to [0, 1].
     conv: name of the architecture.  features: width of the fully connected layer; 0: none, the flat map.
+    normalize: shift and scale each channel to mean 0 and deviation 1 by running moments.
     """
 
-    def __init__(self, leaf: LeafSpec, conv: ConvName, features: int = 512, activation: Activation = "elu") -> None:
+    def __init__(
+        self,
+        leaf: LeafSpec,
+        conv: ConvName,
+        features: int = 512,
+        activation: Activation = "elu",
+        normalize: bool = False,
+    ) -> None:
         super().__init__()
         self.channels_at_end = leaf.layout == "hwc"
         shape = leaf.shape if self.channels_at_end else (*leaf.shape[1:], leaf.shape[0])
@@ -85,6 +93,7 @@ class ConvEncoder(nn.Module):
         self.convs = nn.Sequential(*layers)
         self.full = MLPEncoder(flat, (features,) if features else (), activation)
         self.output_size = self.full.output_size
+        self.norm = RunningNorm((channels,)) if normalize else None
         for parameter in self.parameters():
             if parameter.dim() == 4:
                 parameter.data = parameter.data.to(memory_format=torch.channels_last)
@@ -94,16 +103,37 @@ class ConvEncoder(nn.Module):
         # a view: the memory of an HWC image is that of a channels-last NCHW one
         x = image.permute(0, 3, 1, 2) if self.channels_at_end else image  # [N, C, H, W]
         x = x.to(_compute_dtype(self.first.weight))  # uint8 is exact in bfloat16
-        if self.low != 0.0:
-            x = x - self.low
-        # the scale goes into the few weights of the first layer instead of over every pixel
         first = self.first
-        weight = first.weight * self.scale
-        x = conv2d(x, weight, first.bias, (first.stride[0], first.stride[1]), int(first.padding[0]))
+        low, scale = self._input_map(x)
+        # shift and scale go into the few weights of the first layer instead of over every pixel
+        weight, bias = first.weight * scale, first.bias
+        if first.padding[0]:
+            x = x - low.to(x.dtype)  # but a shift cannot, where zeros are added around the image
+        elif bias is not None:
+            bias = bias - (weight * low).sum((1, 2, 3))
+        x = conv2d(x, weight, bias, (first.stride[0], first.stride[1]), int(first.padding[0]))
         x = self.convs(x)
         # [N, H', W', C'] flattened: again without a copy
         y: Tensor = self.full(x.permute(0, 2, 3, 1).flatten(1))
         return y
+
+
+    @torch.no_grad()
+    def update_norm(self, image: Tensor) -> None:
+        """Take images [N, *leaf.shape] into the running moments: at most 32 of them, every fourth row and column."""
+        if self.norm is not None:
+            x = image[:: max(1, len(image) // 32)]
+            x = x if self.channels_at_end else x.permute(0, 2, 3, 1)
+            self.norm.update((x[:, ::4, ::4].double() - self.low) * self.scale)
+
+    def _input_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(low, scale), each [1, C or 1, 1, 1]: the first layer sees (x - low) * scale."""
+        low, scale = torch.tensor(self.low, device=x.device), torch.tensor(self.scale, device=x.device)
+        if self.norm is not None:
+            # ((x - low) scale - mean) / std = (x - (low + mean / scale)) (scale / std)
+            low = low + (self.norm.mean / scale).float()
+            scale = scale * (self.norm.var + self.norm.eps).rsqrt().float()
+        return low.view(1, -1, 1, 1), scale.view(1, -1, 1, 1)
 
 
 class ResidualBlock(nn.Module):
@@ -214,6 +244,7 @@ class ObservationEncoder(nn.Module):
 
     images: the image leaves by name, each with its own convolutions.
     vector_size: width of what `VectorInput` gives; 0: there is none.
+    normalize: images by the running moments of their channels.
     """
 
     def __init__(
@@ -225,15 +256,22 @@ class ObservationEncoder(nn.Module):
         conv_features: int = 512,
         mlp_layers: Sequence[int] = (64, 64),
         activation: Activation = "elu",
+        normalize: bool = False,
     ) -> None:
         super().__init__()
         self.images = sorted(images)
         self.convs = nn.ModuleList(
-            ConvEncoder(images[name], _fitting_conv(images[name], conv), conv_features, activation)
+            ConvEncoder(images[name], _fitting_conv(images[name], conv), conv_features, activation, normalize)
             for name in self.images
         )
         self.mlp = MLPEncoder(vector_size, mlp_layers if vector_size else (), activation)
         self.output_size = sum(_output_size(module) for module in self.convs) + self.mlp.output_size
+
+    def update_norm(self, obs: Mapping[str, Tensor]) -> None:
+        """Take images [N, ...] into the running moments."""
+        for name, conv in zip(self.images, self.convs, strict=True):
+            assert isinstance(conv, ConvEncoder)
+            conv.update_norm(obs[name])
 
     def forward(self, obs: Mapping[str, Tensor], vector: Tensor | None) -> Tensor:
         parts = [conv(obs[name]) for name, conv in zip(self.images, self.convs, strict=True)]

@@ -25,12 +25,12 @@ import numpy as np
 import tomli_w
 import torch
 
+import pronghorn.training.checkpoint as checkpoints
 from pronghorn.config import Config, changed_settings, derive_seed, from_toml, resolve, resolve_env, to_toml, validate
 from pronghorn.envs.registry import make_pool
 from pronghorn.errors import PronghornError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
 from pronghorn.evaluation.policy import build_model, spec_to_json
-from pronghorn.training import checkpoint as checkpoints
 from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker, LiveView, MetricsWriter
@@ -163,7 +163,7 @@ class _Run:
     def _watch(self) -> None:
         """The main thread's loop, and the end of the run whatever ended it."""
         threads = [
-            threading.Thread(target=self.sampler.run, args=(self._fail,), name="sampler", daemon=True),
+            threading.Thread(target=self._sample_until_stopped, name="sampler", daemon=True),
             threading.Thread(target=self._learn_until_stopped, name="learner", daemon=True),
         ]
         for thread in threads:
@@ -185,6 +185,11 @@ class _Run:
         self._save()
         if self._error:
             raise self._error
+
+    def _sample_until_stopped(self) -> None:
+        # Learning, which sets the pace on a CPU, gets all cores; acting is a few rows at a time and gains less.
+        torch.set_num_threads(self.config.threads if self.config.max_lag == 0 else max(1, self.config.threads // 2))
+        self.sampler.run(self._fail)
 
     def _learn_until_stopped(self) -> None:
         try:

@@ -1,0 +1,78 @@
+"""Imports point one way, worker-side code needs nothing of ours but its siblings, and the file count stays small."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "pronghorn"
+FILES = sorted(SRC.rglob("*.py"))
+
+# A module may import modules of lower layers, and of its own package; listed from low to high.
+LAYERS = [
+    {"errors"},
+    {"types"},
+    {"config", "ops", "envworker"},
+    {"models", "envs"},
+    {"training.metrics", "training.store", "training.checkpoint"},
+    {"training.sampler", "training.learner", "evaluation"},
+    {"training.trainer"},
+    {"cli"},
+    {"__main__"},
+]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(SRC).with_suffix("").parts)
+
+
+def layer_of(module: str) -> int:
+    for rank, names in enumerate(LAYERS):
+        if any(module == name or module.startswith(name + ".") for name in names):
+            return rank
+    raise AssertionError(f"{module} has no layer")
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pronghorn."):
+            found.add((node.module or "").removeprefix("pronghorn."))
+        elif isinstance(node, ast.Import):
+            found |= {n.name.removeprefix("pronghorn.") for n in node.names if n.name.startswith("pronghorn.")}
+    return found
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if f.name != "__init__.py"], ids=module_of)
+def test_imports_point_down(path: Path) -> None:
+    module = module_of(path)
+    for imported in imports_of(path):
+        same_package = imported.split(".")[0] == module.split(".")[0] and layer_of(imported) == layer_of(module)
+        assert layer_of(imported) < layer_of(module) or same_package, f"{module} imports {imported}"
+
+
+def test_ops_and_models_know_no_config_and_no_process() -> None:
+    for path in [*(SRC / "ops").glob("*.py"), *(SRC / "models").glob("*.py")]:
+        tops = {i.split(".")[0] for i in imports_of(path)}
+        assert tops <= {"ops", "models", "types", "errors"}, path
+
+
+def test_at_most_30_source_files() -> None:
+    assert len([f for f in FILES if f.name != "__init__.py"]) <= 30
+
+
+def test_importing_the_package_or_the_settings_imports_no_torch() -> None:
+    code = "import sys, pronghorn, pronghorn.config, pronghorn.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_public_names_are_sorted_and_resolve() -> None:
+    import pronghorn
+
+    assert pronghorn.__all__ == sorted(pronghorn.__all__)
+    for name in pronghorn.__all__:
+        assert getattr(pronghorn, name) is not None

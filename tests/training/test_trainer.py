@@ -1,0 +1,273 @@
+"""Whole runs with real worker processes: learning, limits, resume, determinism, signals, dead workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pronghorn.config import Config, replace
+from pronghorn.errors import ConfigError, RunDirError, WorkerDied
+from pronghorn.evaluation.policy import load
+from pronghorn.training.metrics import read_metrics
+from pronghorn.training.trainer import Result, train
+
+TESTS = Path(__file__).parents[1]
+SMALL: dict[str, Any] = {
+    "env.workers": 2, "env.envs_per_worker": 4, "learner.unroll_length": 16, "learner.batch_unrolls": 8,
+    "learner.epochs": 2, "learner.minibatches": 1, "learner.lr": 3e-3, "threads": 1, "model.mlp_layers": (16,), "model.core_size": 16,
+    "log.live": "off", "log.tensorboard": False, "env.pin": "off",
+}  # fmt: skip
+
+
+def env(name: str, file: str = "learnable_envs.py") -> str:
+    return f"{TESTS / file}:{name}"
+
+
+def config(run_dir: Path, name: str = "Match", **values: Any) -> Config:
+    built: Config = replace(Config(env=env(name), run_dir=str(run_dir)), SMALL | values)
+    return built
+
+
+def shas(run_dir: Path) -> dict[int, str]:
+    return {m["iterations"]: m["params_sha"] for m in read_metrics(run_dir) if "params_sha" in m}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"algo": "appo"},
+        {"algo": "impala"},
+        {"algo": "ppo"},
+        {"algo": "a2c", "max_lag": 1},
+        {"algo": "appo", "max_lag": 0, "env.workers": 1},
+    ],
+    ids=["appo", "impala", "ppo", "a2c-overlapped", "appo-one-worker"],
+)
+def test_every_algorithm_learns_a_tiny_environment(values: dict[str, Any], tmp_path: Path) -> None:
+    result = train(config(tmp_path / "run", steps=12_000, **values))
+    assert result.exit_code == 0
+    assert result.reason == "steps"
+    assert result.return_mean is not None
+    assert result.return_mean > 7.0  # random: 4, best: 8
+
+
+@pytest.mark.case("RNN-05")
+def test_memory_is_needed_and_learned(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"steps": 30_000, "learner.lr": 1e-2, "learner.batch_unrolls": 16}
+    with_memory = train(config(tmp_path / "gru", "Recall", **values, **{"model.core": "gru"}))
+    without = train(config(tmp_path / "none", "Recall", **values, **{"model.core": "none"}))
+    assert (with_memory.return_mean or 0) > 0.9
+    assert (without.return_mean or 1) < 0.75
+
+
+@pytest.mark.case("SPA-08")
+def test_masked_actions_never_reach_the_environment(tmp_path: Path) -> None:
+    result = train(config(tmp_path / "run", "Masked", steps=3_000))
+    assert result.return_mean == 7.0
+    assert read_metrics(tmp_path / "run")[-1]["worker_restarts"] == 0
+
+
+def test_bounded_continuous_actions_learn_within_their_own_bounds(tmp_path: Path) -> None:
+    result = train(config(tmp_path / "run", "Aim", steps=12_000, **{"learner.lr": 1e-2}))
+    assert (result.return_mean or -9) > 0.5
+    assert read_metrics(tmp_path / "run")[-1]["worker_restarts"] == 0
+
+
+def test_several_tasks_have_returns_of_their_own(tmp_path: Path) -> None:
+    both = f"{env('Match')},{env('Recall')}"
+    built = replace(config(tmp_path / "run", steps=2_000), {"env.id": both})
+    train(built)
+    last = read_metrics(tmp_path / "run")[-1]
+    assert {name for name in last if name.startswith("return_mean/")} == {f"return_mean/{n}" for n in both.split(",")}
+
+
+# ---------------------------------------------------------------- reproducible, resumable
+
+
+@pytest.mark.case("ASY-06")
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_two_deterministic_runs_and_a_resumed_one_are_bitwise_equal(max_lag: int, tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "deterministic": True, "max_lag": max_lag, "checkpoint.every_updates": 6, "log.every_s": 0.0, "model.core": "gru",
+    }  # fmt: skip
+    whole = train(config(tmp_path / "whole", "Recall", steps=20 * 128, **values))
+    again = train(config(tmp_path / "again", "Recall", steps=20 * 128, **values))
+    train(config(tmp_path / "parts", "Recall", steps=6 * 128, **values))
+    parts = train(config(tmp_path / "parts", "Recall", steps=20 * 128, **values), resume=True)
+    assert whole.steps == parts.steps == again.steps == 2560
+    assert shas(tmp_path / "whole") == shas(tmp_path / "again")
+    assert len(set(shas(tmp_path / "whole").values())) == 20
+    assert shas(tmp_path / "parts")[20] == shas(tmp_path / "whole")[20]
+    lags = {m["policy_lag_max"] for m in read_metrics(tmp_path / "whole") if "policy_lag_max" in m}
+    assert lags == ({0} if max_lag == 0 else {0, 1})  # 0 once after each save, which starts from nothing in progress
+
+
+@pytest.mark.case("RES-07", "RES-19", "LOG-07")
+def test_counters_go_on_and_a_finished_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = train(config(tmp_path, steps=1_000))
+    second = train(config(tmp_path, steps=2_000), resume=True)
+    assert 1_000 <= first.steps < 2_000 <= second.steps < 3_000
+    assert second.updates > first.updates
+    assert second.seconds > first.seconds
+    lines = read_metrics(tmp_path)
+    assert [m["steps"] for m in lines] == sorted(m["steps"] for m in lines)
+    assert all({"time_s", "steps", "frames", "updates"} <= m.keys() for m in lines)
+    third = train(config(tmp_path, steps=2_000), resume=True)
+    assert (third.reason, third.exit_code, third.steps) == ("finished already", 0, second.steps)
+    assert "Already at" in capsys.readouterr().err
+
+
+def test_a_run_directory_that_holds_a_run_is_an_error_without_resume(tmp_path: Path) -> None:
+    train(config(tmp_path, steps=200))
+    with pytest.raises(RunDirError, match="holds a run already"):
+        train(config(tmp_path, steps=200))
+
+
+def test_resume_of_nothing_starts_fresh_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(config(tmp_path / "new", steps=200), resume=True).steps >= 200
+    assert "starting a fresh run" in capsys.readouterr().err
+
+
+@pytest.mark.case("RES-09")
+def test_a_changed_value_wins_on_resume_and_is_listed_but_structure_is_refused(tmp_path: Path) -> None:
+    train(config(tmp_path, steps=200))
+    train(config(tmp_path, steps=400, **{"learner.lr": 1e-4}), resume=True)
+    assert "changed: learner.lr 0.003 -> 0.0001" in (tmp_path / "log.txt").read_text()
+    assert read_metrics(tmp_path)[-1]["lr"] == 1e-4
+    with pytest.raises(ConfigError, match="cannot change when a run is resumed"):
+        train(config(tmp_path, steps=600, **{"model.mlp_layers": (32,)}), resume=True)
+
+
+def test_metrics_have_the_names_that_scripts_rely_on(tmp_path: Path) -> None:
+    train(config(tmp_path, steps=3_000))
+    last = [m for m in read_metrics(tmp_path) if "loss" in m][-1]
+    names = """time_s steps frames updates iterations episodes steps_per_s frames_per_s return_mean episode_length_mean
+        policy_lag_min policy_lag_mean policy_lag_max worker_restarts unrolls_lost remote_unrolls world_size params_sha
+        loss policy_loss value_loss entropy ratio_mean clip_fraction kl grad_norm explained_variance lr"""
+    assert set(names.split()) <= last.keys()
+    assert last["policy_lag_max"] <= 16
+
+
+def test_a_loaded_policy_acts_on_one_observation_and_on_a_batch(tmp_path: Path) -> None:
+    train(config(tmp_path, "Recall", steps=400, **{"model.core": "gru", "model.last_action": True}))
+    policy = load(tmp_path)
+    action, state = policy.act([1.0, 0.0])
+    assert action in (0, 1)
+    action, state = policy.act([0.0, 0.3], state, reward=0.0)
+    actions, _ = policy.act([[1.0, 0.0], [-1.0, 0.0]], deterministic=True)
+    assert actions.shape == (2,)
+
+
+# ---------------------------------------------------------------- ends and accidents
+
+
+def start(run_dir: Path, *flags: str, name: str = "Match", file: str = "learnable_envs.py") -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "pronghorn", "train", env(name, file), "--run-dir", str(run_dir), "--log.every-s", "0.5",
+            "--env.workers", "2", "--env.envs-per-worker", "4", "--log.no-tensorboard", *flags]  # fmt: skip
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=run_dir.parent)
+
+
+def wait_for_steps(run_dir: Path, steps: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        lines = read_metrics(run_dir) if (run_dir / "metrics.jsonl").exists() else []
+        if lines and lines[-1]["steps"] >= steps:
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError("no progress")
+
+
+def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def assert_gone(processes: list[psutil.Process], within_s: float = 10.0) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.case("FLT-10", "RES-16")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+def test_a_signal_finishes_the_update_saves_and_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
+    process = start(tmp_path / "run")
+    wait_for_steps(tmp_path / "run", 500, process)
+    children = children_of(process)
+    assert len(children) >= 3  # two workers and the keeper
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == code, output
+    assert "Traceback" not in output
+    assert_gone(children)
+    saved = json.loads(next((tmp_path / "run" / "checkpoints").glob("*/state.json")).read_text())
+    assert saved["learner"]["steps"] >= 500
+
+
+@pytest.mark.case("FLT-10")
+def test_a_trainer_killed_outright_leaves_no_process(tmp_path: Path) -> None:
+    process = start(tmp_path / "run")
+    wait_for_steps(tmp_path / "run", 500, process)
+    children = children_of(process)
+    process.kill()
+    process.communicate()
+    assert_gone(children)
+
+
+@pytest.mark.case("FLT-01", "FLT-04")
+def test_a_killed_worker_is_replaced_and_training_goes_on(tmp_path: Path) -> None:
+    process = start(tmp_path / "run")
+    wait_for_steps(tmp_path / "run", 500, process)
+    worker = next(c for c in children_of(process) if "envworker/main.py" in " ".join(c.cmdline()))
+    worker.kill()
+    at = read_metrics(tmp_path / "run")[-1]["steps"]
+    wait_for_steps(tmp_path / "run", at + 5_000, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130, output
+    last = read_metrics(tmp_path / "run")[-1]
+    assert last["worker_restarts"] == 1
+    assert last["unrolls_lost"] >= 1
+
+
+def test_workers_that_keep_dying_end_the_run_with_their_own_error_after_a_save(tmp_path: Path) -> None:
+    built = config(tmp_path / "run", "Fragile", steps=10**6, **{"env.restart_budget": 2})
+    built = replace(built, {"env.id": env("Fragile", "toy_envs.py")})
+    with pytest.raises(WorkerDied, match="fragile on purpose"):
+        train(built)
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+@pytest.mark.case("ASY-11")
+def test_minutes_and_steps_stop_the_run_with_code_0(tmp_path: Path) -> None:
+    process = start(tmp_path / "run", "--minutes", "0.15")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "reached its limit (minutes)" in output
+
+
+def test_evaluation_beside_training_stops_the_run_at_the_return_asked_for(tmp_path: Path) -> None:
+    limits = {"eval.until_return": 6.5, "eval.episodes": 10, "steps": 200_000}
+    result: Result = train(config(tmp_path, **limits))
+    assert result.reason == "return"
+    assert (result.eval_mean or 0) >= 6.5
+    assert list((tmp_path / "best").glob("*/state.json"))
+    assert load(tmp_path, best=True).act([1.0, 0.0])[0] in (0, 1)
+
+
+def test_two_runs_never_write_one_directory(tmp_path: Path) -> None:
+    process = start(tmp_path / "run")
+    wait_for_steps(tmp_path / "run", 100, process)
+    with pytest.raises(RunDirError, match="in use by another process"):
+        train(config(tmp_path / "run", steps=100), resume=True)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert os.path.exists(tmp_path / "run" / "config.toml")
