@@ -77,14 +77,14 @@ def test_impala_atari_is_table_g1() -> None:
 )
 def test_a_broken_rule_is_named_with_field_value_and_fix(name: str, value: object, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule) as info:
-        resolved(**{name: value, "learner.batch_unrolls": 4} if name == "max_lag" else {name: value})
+        resolved(**{"learner.minibatches": 1, "learner.batch_unrolls": 4 if name == "max_lag" else 16, name: value})
     assert info.value.field == name
     assert str(value) in str(info.value)
 
 
 def test_taking_turns_needs_whole_unrolls_of_all_rows() -> None:
     with pytest.raises(ConfigError, match=r"multiple of the 16 rows.*Try --learner.batch-unrolls 16"):
-        resolved(algo="ppo", **{"learner.batch_unrolls": 20})
+        resolved(algo="ppo", **{"learner.batch_unrolls": 20, "learner.minibatches": 1})
     assert resolved(algo="ppo").learner.batch_unrolls == 16
 
 

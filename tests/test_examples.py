@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -178,3 +179,59 @@ def test_an_actor_that_fails_ends_the_run(example: ModuleType, monkeypatch: pyte
 @pytest.mark.timeout(600)
 def test_it_solves_cartpole(example: ModuleType) -> None:
     assert example.train() >= example.SOLVED_RETURN
+
+
+def test_trainer_and_example_compute_the_same_losses(example: ModuleType) -> None:
+    """One memory-less network, the same off-policy unrolls with ends and limits: every term and gradient is equal."""
+    from pronghorn.config import Config, Hyperparameters, replace, resolve
+    from pronghorn.evaluation.policy import build_model
+    from pronghorn.training.learner import compute_losses
+    from pronghorn.training.store import Batch
+    from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
+
+    T, B, A = 7, 3, 4
+    rng = np.random.default_rng(1)
+    spec = EnvSpec({"x": LeafSpec((5,), "float32", "vector")}, ActionSpec((A,)))
+    values = {
+        "env.workers": 1, "env.envs_per_worker": B, "env.groups": 1, "learner.unroll_length": T, "algo": "impala",
+        "learner.batch_unrolls": B, "learner.normalize_advantages": False, "model.normalize_obs": False,
+        "model.normalize_returns": False, "learner.gamma": 0.97, "learner.exploration_coef": 0.02,
+    }  # fmt: skip
+    config = resolve(replace(Config(env="x:y"), values), spec)
+    torch.manual_seed(0)
+    model = build_model(config.model, spec)
+    with torch.no_grad():
+        model.policy_head.weight.mul_(100.0)  # away from uniform
+    tensor = lambda *shape: torch.from_numpy(rng.normal(size=shape).astype(np.float32))  # noqa: E731
+    terminated = torch.from_numpy(rng.random((T, B)) < 0.2)
+    truncated = torch.from_numpy(rng.random((T, B)) < 0.2) & ~terminated
+    first = torch.cat([torch.ones(1, B, dtype=torch.bool), terminated | truncated])
+    obs, rewards, log_probs = (
+        tensor(T + 1, B, 5),
+        tensor(T, B),
+        -torch.from_numpy(rng.random((T, B)).astype(np.float32)) - 0.8,
+    )
+    cut = tensor(T, B) * truncated
+    actions = torch.from_numpy(rng.integers(0, A, (T, B)))
+
+    steps = {
+        "first": first, "discrete": actions[..., None], "continuous": torch.zeros(T, B, 0), "log_prob": log_probs,
+        "value": torch.zeros(T, B), "reward": rewards, "terminated": terminated, "truncated": truncated,
+        "truncation_value": cut,
+    }  # fmt: skip
+    batch = Batch({"x": obs}, steps, torch.zeros(B, 0), np.zeros((T, B), np.int64))
+    ours = compute_losses(model, batch, Hyperparameters.from_config(config), config.learner)
+    ours_gradient = torch.autograd.grad(ours.total, list(model.parameters()))
+
+    def network(x: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = model({"x": x}, torch.zeros(B, 0), starts)
+        return out.params, out.values
+
+    unroll = example.Unroll(0, obs, first, actions, log_probs, rewards, terminated, truncated, cut)
+    theirs = example.losses(unroll, network, gamma=0.97, value_coef=0.5, entropy_coef=0.02)
+    theirs_gradient = torch.autograd.grad(theirs["loss"], list(model.parameters()))
+    assert ours.total.item() == pytest.approx(theirs["loss"].item(), rel=1e-5)
+    for name in ("policy_loss", "value_loss", "entropy"):
+        assert ours.terms[name].item() == pytest.approx(theirs[name].item(), rel=1e-5)
+    for a, b in zip(ours_gradient, theirs_gradient, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)

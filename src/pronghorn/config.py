@@ -288,8 +288,12 @@ class Config:
         return Path(self.run_dir or "runs/" + "_".join(self.env_names).replace(":", "_").replace("/", "_"))
 
     def num_slots(self, num_rows: int) -> int:
-        """Slots of the store: one for each row to fill and two batches, one learning and one full."""
-        return num_rows + 2 * self.learner.batch_unrolls
+        """Slots of the store: one for each row to fill, and one full batch that waits for the learner.
+
+        A batch is copied when it is taken, so it needs no slots while it trains. More slots would only let unrolls
+        wait longer, that is get older, when learning is the slower side.
+        """
+        return num_rows + self.learner.batch_unrolls
 
 
 @dataclass(frozen=True)
@@ -341,7 +345,8 @@ def kind_of(spec: EnvSpec) -> str:
 
 def resolve_env(config: Config) -> Config:
     """Fill the settings that are needed before the environment is known: how many of them, and where."""
-    return with_defaults(config, {"env.workers": available_cores(), "env.envs_per_worker": 16})
+    pixels = any(name.startswith(("doom:", "atari:", "dmlab:")) for name in config.env_names)
+    return with_defaults(config, {"env.workers": available_cores(), "env.envs_per_worker": 16 if pixels else 32})
 
 
 def resolve(config: Config, spec: EnvSpec) -> Config:
@@ -359,8 +364,8 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     config = with_defaults(resolve_env(config), defaults)
     config = with_defaults(config, {"threads": available_cores()})
     num_rows = config.num_envs * spec.rows_per_env
-    # Taking turns needs whole unrolls of all rows in each batch: one unroll a row.
-    batch_unrolls = num_rows if config.max_lag <= 1 else max(32, num_rows // 2)
+    # Taking turns needs whole unrolls of all rows in each batch; vector tasks are cheap enough for the same.
+    batch_unrolls = num_rows if config.max_lag <= 1 or kind == "vector" else max(32, num_rows // 2)
     config = with_defaults(config, {"learner.batch_unrolls": batch_unrolls})
     validate(config)
     validate_sizes(config, num_rows)

@@ -23,7 +23,8 @@ from pronghorn.training.trainer import Result, train
 TESTS = Path(__file__).parents[1]
 SMALL: dict[str, Any] = {
     "env.workers": 2, "env.envs_per_worker": 4, "learner.unroll_length": 16, "learner.batch_unrolls": 8,
-    "learner.epochs": 2, "learner.minibatches": 1, "learner.lr": 3e-3, "threads": 1, "model.mlp_layers": (16,), "model.core_size": 16,
+    "learner.epochs": 2, "learner.minibatches": 1, "learner.lr": 3e-3, "threads": 1,
+    "model.mlp_layers": (16,), "model.core_size": 16,
     "log.live": "off", "log.tensorboard": False, "env.pin": "off",
 }  # fmt: skip
 
@@ -97,7 +98,8 @@ def test_several_tasks_have_returns_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("max_lag", [0, 1])
 def test_two_deterministic_runs_and_a_resumed_one_are_bitwise_equal(max_lag: int, tmp_path: Path) -> None:
     values: dict[str, Any] = {
-        "deterministic": True, "max_lag": max_lag, "checkpoint.every_updates": 6, "log.every_s": 0.0, "model.core": "gru",
+        "deterministic": True, "max_lag": max_lag, "checkpoint.every_updates": 6, "log.every_s": 0.0,
+        "model.core": "gru",
     }  # fmt: skip
     whole = train(config(tmp_path / "whole", "Recall", steps=20 * 128, **values))
     again = train(config(tmp_path / "again", "Recall", steps=20 * 128, **values))
@@ -171,8 +173,8 @@ def test_a_loaded_policy_acts_on_one_observation_and_on_a_batch(tmp_path: Path) 
 
 
 def start(run_dir: Path, *flags: str, name: str = "Match", file: str = "learnable_envs.py") -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "pronghorn", "train", env(name, file), "--run-dir", str(run_dir), "--log.every-s", "0.5",
-            "--env.workers", "2", "--env.envs-per-worker", "4", "--log.no-tensorboard", *flags]  # fmt: skip
+    fixed = ["--log.every-s", "0.5", "--env.workers", "2", "--env.envs-per-worker", "8", "--log.no-tensorboard"]
+    argv = [sys.executable, "-m", "pronghorn", "train", env(name, file), "--run-dir", str(run_dir), *fixed, *flags]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=run_dir.parent)
 
 

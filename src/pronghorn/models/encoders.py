@@ -111,6 +111,7 @@ class ConvEncoder(nn.Module):
             x = x - low.to(x.dtype)  # but a shift cannot, where zeros are added around the image
         elif bias is not None:
             bias = bias - (weight * low).sum((1, 2, 3))
+        weight, bias = weight.to(first.weight.dtype), None if bias is None else bias.to(first.weight.dtype)
         x = conv2d(x, weight, bias, (first.stride[0], first.stride[1]), int(first.padding[0]))
         x = self.convs(x)
         # [N, H', W', C'] flattened: again without a copy

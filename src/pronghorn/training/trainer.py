@@ -122,6 +122,7 @@ class _Run:
         self.publisher = Publisher(self.newest)
         self.sampler = Sampler(self.pool, self.store, actor, self.publisher, self.tracker, seed=seed)
         self._reports: list[dict[str, float]] = []
+        self._speed = 0.0
         self._learner_s = {"wait": 0.0, "gather": 0.0, "train": 0.0, "publish": 0.0}
         self._lock = threading.Lock()  # of what the learner's thread leaves for the main one
         self._stop = threading.Event()
@@ -381,7 +382,9 @@ class _Run:
             reports, self._reports = self._reports, []
         now = time.monotonic()
         steps, span = self.learner.steps, max(now - self._interval["start"], 1e-9)
-        speed = (steps - self._interval["steps"]) / span
+        if span >= 1.0:  # a last line just after another keeps its speed
+            self._speed = (steps - self._interval["steps"]) / span
+        speed = self._speed
         skip = self.pool.spec.frame_skip
         metrics: dict[str, Any] = {
             "time_s": round(self._time_s(), 3),
