@@ -34,14 +34,12 @@ def collect(name: str, goal: float, run_dirs: list[Path]) -> None:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (RESULTS / "data" / f"{name}-{seed}.jsonl").write_text(text)
     draw(name, goal, curves)
-    print("| seed | evaluated return | training return at the end | steps | frames | wall-clock s |\n|---|---|---|---|---|---|")
+    print("| seed | evaluated return | training return | steps | frames | wall-clock s |\n|---|---|---|---|---|---|")
     for seed, run_dir in zip(curves, run_dirs, strict=True):
         last = curves[seed][-1]
         result = final_evaluation(run_dir)
-        print(
-            f"| {seed} | {result} | {last.get('return_mean', float('nan')):.4g} | {last['steps']:,} | {last['frames']:,} "
-            f"| {last['time_s']:.0f} |"
-        )
+        numbers = f"{last['steps']:,} | {last['frames']:,} | {last['time_s']:.0f}"
+        print(f"| {seed} | {result} | {last.get('return_mean', float('nan')):.4g} | {numbers} |")
 
 
 def thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

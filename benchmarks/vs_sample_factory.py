@@ -42,7 +42,8 @@ Curve = list[tuple[float, int]]  # (seconds, steps trained)
 OURS = [
     "-m", "pronghorn", "train", "doom:basic", "--algo", "appo", "--device", "cpu",
     "--learner.unroll-length", "32", "--learner.batch-unrolls", "64", "--model.conv", "convnet_simple",
-    "--model.core", "gru", "--model.core-size", "512", "--learner.minibatches", "1", "--log.every-s", "1", "--log.live", "plain",
+    "--model.core", "gru", "--model.core-size", "512", "--learner.minibatches", "1",
+    "--log.every-s", "1", "--log.live", "plain",
 ]  # fmt: skip
 # Two workers with 16 environments each are its fastest setting on two cores with batches of 2048 samples.
 THEIRS = [

@@ -84,8 +84,6 @@ def previous(run_dir: Path, *, resume: bool) -> Checkpoint | None:
 def save(directory: Path, updates: int, weights: dict[str, Tensor], optimizer: dict[str, Any], state: dict[str, Any],
          *, keep: int) -> Path:  # fmt: skip
     """Write one checkpoint into `directory`, durable before it gets its name; then remove all but the newest `keep`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    remove_partial(directory)
     tensors, numbers = _split_optimizer(optimizer)
     files = {
         _WEIGHTS: save_tensors({k: v.detach().cpu().contiguous() for k, v in weights.items()}),
@@ -94,11 +92,22 @@ def save(directory: Path, updates: int, weights: dict[str, Tensor], optimizer: d
     sha256 = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     record = {"format": FORMAT, "updates": updates, "sha256": sha256, "optimizer": numbers, **state}
     files[_STATE] = json.dumps(record, indent=1, allow_nan=False).encode()
-    final = directory / f"{updates:012d}"
-    partial = directory / f"{_TEMPORARY}{final.name}"
+    try:
+        return _write_checkpoint(directory, f"{updates:012d}", files, keep)
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot save into {directory}: {error.strerror or error}. Checkpoints saved before are intact; "
+            "free disk space or choose another --run-dir."
+        ) from error
+
+
+def _write_checkpoint(directory: Path, name: str, files: dict[str, bytes], keep: int) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    remove_partial(directory)
+    final, partial = directory / name, directory / f"{_TEMPORARY}{name}"
     partial.mkdir()
-    for name, data in files.items():
-        _write_durably(partial / name, data)
+    for file, data in files.items():
+        _write_durably(partial / file, data)
     _sync_directory(partial)
     if final.exists():  # saved at this update already: the same state, replaced as a whole
         shutil.rmtree(final)

@@ -28,6 +28,7 @@ import torch
 import pronghorn.training.checkpoint as checkpoints
 from pronghorn.config import Config, changed_settings, derive_seed, from_toml, resolve, resolve_env, to_toml, validate
 from pronghorn.envs.registry import make_pool
+from pronghorn.envs.registry import resolve as resolve_name
 from pronghorn.errors import PronghornError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
 from pronghorn.evaluation.policy import build_model, spec_to_json
@@ -70,6 +71,8 @@ def train(config: Config, *, resume: bool = False, started_at: float | None = No
     """
     started_at = time.time() if started_at is None else started_at
     validate(config)
+    for name in config.env_names:  # before anything is written
+        resolve_name(name, python=config.env.python or None)
     with checkpoints.locked(config.run_path):
         latest = checkpoints.previous(config.run_path, resume=resume)
         finished = _already_finished(config, latest)
@@ -175,13 +178,14 @@ class _Run:
                 if self.config.log.every_s and time.monotonic() >= self._interval["next"]:
                     self._report()
                 self._evaluate_when_due()
-        finally:
-            self._stop.set()
-            self.sampler.stop.set()
-            self.store.close()
-            for thread in threads:
-                thread.join()
-            self.evaluator.join()
+        except BaseException as error:
+            self._fail(error)
+        self._stop.set()
+        self.sampler.stop.set()
+        self.store.close()
+        for thread in threads:
+            thread.join()
+        self.evaluator.join()
         self._report()
         self._save()
         if self._error:
@@ -344,11 +348,16 @@ class _Run:
         }
 
     def _restore(self, saved: Checkpoint) -> None:
+        changed = dict(changed_settings(from_toml(self.run_dir / "config.toml"), self.config))
+        self._notes += [f"changed: {name} {old} -> {new}" for name, (old, new) in changed.items()]
         checkpoints.load_weights(self.model, saved.weights, str(saved.path))
         self.learner.optimizer.load_state_dict(saved.optimizer)
         state = saved.state
         self.learner.load_counters(state["learner"])
-        self._restore_hyper(state["learner"]["hyper"])
+        # Saved values win, since schedules moved them, except those that were changed on purpose for this resume.
+        chosen, kept = vars(self.learner.hyper), state["learner"]["hyper"]
+        kept = {k: v for k, v in kept.items() if f"learner.{k}" not in changed}
+        self.learner.set_hyper(**{k: v for k, v in (chosen | kept).items() if k != "version"})
         self.tracker.load_state(state["episodes"])
         if state["best_return"] is not None:
             self.best_return = float(state["best_return"])
@@ -356,18 +365,8 @@ class _Run:
         sha = checkpoints.params_sha(self.model.state_dict())
         if sha != state["params_sha"]:
             raise PronghornError(
-                f"{saved.path}: the restored weights have params_sha {sha}, saved was {state['params_sha']}."
+                f"{saved.path}: restored weights have params_sha {sha}, saved was {state['params_sha']}."
             )
-
-    def _restore_hyper(self, saved: dict[str, float]) -> None:
-        """Saved values win, since schedules moved them, except those that were changed on purpose for this resume."""
-        before = from_toml(self.run_dir / "config.toml")
-        changed = dict(changed_settings(before, self.config))
-        for name, (old, new) in changed.items():
-            self._notes.append(f"changed: {name} {old} -> {new}")
-        chosen = vars(self.learner.hyper)
-        kept = {k: v for k, v in saved.items() if k != "version" and f"learner.{k}" not in changed}
-        self.learner.set_hyper(**{k: v for k, v in chosen.items() if k != "version"} | kept)
 
     def _write_config(self) -> None:
         checkpoints.write_atomically(self.run_dir / "config.toml", tomli_w.dumps(to_toml(self.config)).encode())
@@ -434,9 +433,9 @@ class _Run:
         config = self.config
         frames_as_steps = config.frames // self.pool.spec.frame_skip if config.frames else None
         plain = {"auto": None, "rich": False, "plain": True, "off": True}[config.log.live]
-        minutes = 60.0 * config.minutes if config.minutes else None
+        left_s = 60.0 * config.minutes - (time.time() - self.started_at) if config.minutes else None
         return LiveView(
-            ", ".join(config.env_names), config.steps or frames_as_steps, minutes, plain,
+            ", ".join(config.env_names), config.steps or frames_as_steps, left_s, plain,
             every_s=float("inf") if config.log.live == "off" else 10.0,
         )  # fmt: skip
 

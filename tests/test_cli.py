@@ -1,0 +1,161 @@
+"""The command line as a user meets it: clear messages, codes, and speed of refusal; evaluation, video and report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pronghorn.cli import run
+from pronghorn.config import Config, replace
+from pronghorn.errors import CheckpointError, PronghornError, UnknownEnvError, UsageError
+from pronghorn.training.trainer import train
+
+TESTS = Path(__file__).parent
+
+
+def pronghorn(*argv: str, timeout_s: float = 60.0) -> tuple[int, str, float]:
+    """(exit code, all output, seconds) of a command run as a process."""
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "pronghorn", *argv], capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    return done.returncode, done.stdout + done.stderr, time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "text"),
+    [
+        (["train", "doom:basik"], 2, "doom:basic"),
+        (["train", "gym:CartPol-v1"], 2, "CartPole"),
+        (["train", "no_such_module:make"], 2, "no module"),
+        (["train", "gym:CartPole-v1", "--learner.lr", "-1"], 2, "must be greater than 0"),
+        (["train", "gym:CartPole-v1", "--learner.lrr", "1"], 2, "--learner.lr"),
+        (["train", "gym:CartPole-v1", "--preset", "sf-dom"], 2, "Did you mean 'sf-doom'"),
+        (["train"], 2, "No environment was named"),
+        (["tarin", "doom:basic"], 2, "no command 'tarin'"),
+        (["eval", "/no/such/run"], 2, "no run directory"),
+    ],
+    ids=lambda x: "-".join(x[:2]) if isinstance(x, list) else None,
+)
+def test_a_wrong_command_is_one_clear_message_in_seconds(argv: list[str], code: int, text: str) -> None:
+    returned, output, seconds = pronghorn(*argv)
+    assert returned == code, output
+    assert text in output
+    assert "Traceback" not in output
+    assert seconds < 10  # under 5 on an idle machine
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "record", "watch", "report"])
+def test_every_command_explains_itself(command: str) -> None:
+    code, output, _ = pronghorn(command, "--help")
+    assert code == 0
+    assert "usage: pronghorn " + command in output
+    assert len(output.splitlines()) > 5
+
+
+def test_every_setting_is_explained() -> None:
+    _, output, _ = pronghorn("train", "doom:basic", "--help")
+    joined = " ".join(output.replace("│", " ").split())
+    for words in ("--learner.unroll-length", "consecutive decisions", "--env.python", "another Python interpreter",
+                  "--max-lag", "Largest policy lag in iterations"):  # fmt: skip
+        assert words in joined
+
+
+def test_a_missing_extra_names_the_one_command() -> None:
+    code = (
+        "import sys; sys.modules['ale_py'] = None\n"
+        "from pronghorn.cli import main\n"
+        "main(['train', 'atari:Pong', '--run-dir', '/tmp/never-made'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "pip install 'pronghorn-rl[atari]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not Path("/tmp/never-made").exists()
+
+
+def test_an_unknown_environment_leaves_no_run_directory(tmp_path: Path) -> None:
+    with pytest.raises(UnknownEnvError):
+        train(Config(env="gym:Nothing-v0", run_dir=str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "cartpole"
+    values = {
+        "run_dir": str(run_dir), "steps": 2_000, "env.workers": 1, "env.envs_per_worker": 4, "log.live": "off",
+        "learner.unroll_length": 16, "learner.batch_unrolls": 8, "learner.minibatches": 2,
+    }  # fmt: skip
+    train(replace(Config(env="gym:CartPole-v1"), values))
+    return run_dir
+
+
+@pytest.mark.case("EVL-08", "EVL-05", "EVL-09")
+def test_eval_plays_exactly_the_episodes_asked_for_and_repeats(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {p.name: p.read_bytes() for p in next((trained / "checkpoints").iterdir()).iterdir()}
+    results = []
+    for _ in range(2):
+        assert run(["eval", str(trained), "--episodes", "13", "--json", "--random"]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    first = results[0]
+    assert first["episodes"] == 13 == len(first["returns"])
+    assert {"mean", "stderr", "median", "iqm", "iqm_ci95", "checkpoint", "policy", "random_mean"} <= first.keys()
+    assert first["policy"] == "sampled"
+    assert first["iqm_ci95"][0] <= first["iqm"] <= first["iqm_ci95"][1]
+    assert 15 < first["random_mean"] < 35  # a random policy on CartPole
+    assert {p.name: p.read_bytes() for p in next((trained / "checkpoints").iterdir()).iterdir()} == before
+    assert run(["eval", str(trained), "--episodes", "3", "--deterministic"]) == 0
+    assert "deterministic actions" in capsys.readouterr().out
+
+
+@pytest.mark.case("EVL-01", "EVL-04")
+def test_record_writes_a_video_without_a_display(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from imageio_ffmpeg import count_frames_and_secs
+
+    monkeypatch.delenv("DISPLAY", raising=False)
+    pytest.importorskip("pygame")
+    out = tmp_path / "videos" / "agent.mp4"
+    assert run(["record", str(trained), "--out", str(out), "--seconds", "0.5"]) == 0
+    assert count_frames_and_secs(str(out))[0] == 25  # decodes every frame
+    with pytest.raises(UsageError, match="at least one frame"):
+        run(["record", str(trained), "--out", str(out), "--seconds", "0"])
+    assert sorted(p.name for p in out.parent.iterdir()) == ["agent.mp4"]
+
+
+def test_report_is_one_page_and_a_picture(trained: Path, tmp_path: Path) -> None:
+    out, curve = tmp_path / "report.html", tmp_path / "curve.png"
+    assert run(["report", str(trained), "--out", str(out), "--curve", str(curve)]) == 0
+    assert "<svg" in out.read_text()
+    assert curve.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.case("RES-02")
+def test_eval_of_an_unreadable_checkpoint_is_one_message(trained: Path, tmp_path: Path) -> None:
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(trained, broken)
+    next((broken / "checkpoints").iterdir()).joinpath("weights.safetensors").write_bytes(b"no")
+    with pytest.raises(CheckpointError, match="differs from its checksum"):
+        run(["eval", str(broken), "--episodes", "1"])
+    with pytest.raises(PronghornError, match=r"not a run directory: it has no config\.toml"):
+        run(["eval", str(tmp_path), "--episodes", "1"])
+
+
+def test_doctor_and_envs_print_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor"]) == 0
+    assert "cores" in capsys.readouterr().out
+    assert run(["envs"]) == 0
+    listed = capsys.readouterr().out
+    assert "doom:basic" in listed
+    assert "gym:CartPole-v1" in listed

@@ -1,0 +1,131 @@
+"""Checkpoints: whole or absent, verified, no pickle; damaged ones are passed over by name, foreign ones refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+import pronghorn.training.checkpoint as c
+from pronghorn.errors import CheckpointError, RunDirError
+
+
+def model() -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2)
+
+
+def save(directory: Path, updates: int, keep: int = 2) -> Path:
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return c.save(directory, updates, net.state_dict(), optimizer.state_dict(), {"learner": {"steps": 7}}, keep=keep)
+
+
+@pytest.mark.case("RES-01", "RES-20")
+def test_round_trip_of_weights_optimiser_and_state(tmp_path: Path) -> None:
+    path = save(tmp_path, 5)
+    loaded = c.load(path)
+    net = model()
+    c.load_weights(net, loaded.weights, "here")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.5)
+    optimizer.load_state_dict(loaded.optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert optimizer.state_dict()["state"][0]["step"] == 1
+    assert loaded.state["learner"] == {"steps": 7}
+    assert c.params_sha(net.state_dict()) == c.params_sha(loaded.weights)
+    assert {p.name for p in path.iterdir()} == {"weights.safetensors", "optimizer.safetensors", "state.json"}
+
+
+@pytest.mark.case("RES-06")
+def test_only_the_newest_are_kept_and_numbers_sort_as_numbers(tmp_path: Path) -> None:
+    for updates in (9, 10, 100, 1000):
+        save(tmp_path, updates)
+    assert [int(p.name) for p in c.list_checkpoints(tmp_path)] == [100, 1000]
+
+
+@pytest.mark.case("RES-03")
+def test_a_save_that_was_killed_is_neither_loaded_nor_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    real, calls = c._write_durably, []
+
+    def dies_in_the_middle(path: Path, data: bytes) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            path.write_bytes(data[: len(data) // 2])
+            raise KeyboardInterrupt
+        real(path, data)
+
+    monkeypatch.setattr(c, "_write_durably", dies_in_the_middle)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 2)
+    monkeypatch.undo()
+    assert c.load_latest(tmp_path).state["updates"] == 1
+    save(tmp_path, 3)
+    assert [p.name for p in tmp_path.glob(".*")] == []
+
+
+@pytest.mark.case("RES-02")
+@pytest.mark.parametrize("damage", ["truncated", "zero bytes", "pickle", "missing", "state is a list", "newer format"])
+def test_damage_is_named_and_an_older_checkpoint_is_used_with_a_word(damage: str, tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    broken = save(tmp_path, 2)
+    weights, state = broken / "weights.safetensors", broken / "state.json"
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-3])
+    elif damage == "zero bytes":
+        weights.write_bytes(b"")
+    elif damage == "pickle":
+        weights.write_bytes(pickle.dumps({"weight": 1}))
+    elif damage == "missing":
+        weights.unlink()
+    elif damage == "state is a list":
+        state.write_text("[]")
+    else:
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))
+    with pytest.raises(CheckpointError, match=str(broken)):
+        c.load(broken)
+    said: list[str] = []
+    assert c.load_latest(tmp_path, warn=said.append).state["updates"] == 1
+    assert len(said) == 1
+    assert str(broken) in said[0]
+
+
+def test_a_checksum_that_fits_a_hostile_file_still_executes_nothing(tmp_path: Path) -> None:
+    """A pickle with a right checksum: refused by the safetensors reader."""
+    path = save(tmp_path, 1)
+    evil = pickle.dumps(print)
+    (path / "weights.safetensors").write_bytes(evil)
+    state = json.loads((path / "state.json").read_text())
+    state["sha256"]["weights.safetensors"] = c.hashlib.sha256(evil).hexdigest()
+    (path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        c.load(path)
+
+
+def test_weights_of_another_model_load_not_at_all(tmp_path: Path) -> None:
+    loaded = c.load(save(tmp_path, 1))
+    other = torch.nn.Linear(3, 5)
+    before = c.params_sha(other.state_dict())
+    with pytest.raises(CheckpointError, match=r"does not fit the model.*\(2, 3\) != \(5, 3\)"):
+        c.load_weights(other, loaded.weights, "it")
+    assert c.params_sha(other.state_dict()) == before
+
+
+def test_a_full_disk_is_one_clear_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(c, "_write_durably", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*intact"):
+        save(tmp_path, 1)
+
+
+def test_an_unwritable_run_directory_is_one_clear_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirError, match="Cannot write the run directory"), c.locked(tmp_path / "file" / "run"):
+        pass
