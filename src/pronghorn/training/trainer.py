@@ -24,9 +24,20 @@ from typing import Any
 import numpy as np
 import tomli_w
 import torch
+from rich.console import Console
 
 import pronghorn.training.checkpoint as checkpoints
-from pronghorn.config import Config, changed_settings, derive_seed, from_toml, resolve, resolve_env, to_toml, validate
+from pronghorn.config import (
+    Config,
+    changed_settings,
+    derive_seed,
+    from_toml,
+    resolve,
+    resolve_env,
+    to_toml,
+    validate,
+    walk,
+)
 from pronghorn.envs.registry import make_pool
 from pronghorn.envs.registry import resolve as resolve_name
 from pronghorn.errors import PronghornError
@@ -92,7 +103,10 @@ class _Run:
             seed = config.seed if latest is None else derive_seed(config.seed, 3, latest.state["updates"])
             self.pool: Pool = make_pool(resolve_env(config), seed=seed, ordered=config.deterministic)
             cleanup.callback(self.pool.close)
-            self.config = config = resolve(config, self.pool.spec)
+            given, self.config = dict(walk(config)), resolve(config, self.pool.spec)
+            config = self.config
+            chosen = [f"{k}={v}" for k, v in walk(config) if given[k] is None and v is not None]
+            self._defaults = ", ".join(chosen).replace("learner.", "")
             self._build(config, seed)
             cleanup.pop_all()
 
@@ -432,12 +446,14 @@ class _Run:
     def _make_view(self) -> LiveView:
         config = self.config
         frames_as_steps = config.frames // self.pool.spec.frame_skip if config.frames else None
-        plain = {"auto": None, "rich": False, "plain": True, "off": True}[config.log.live]
         left_s = 60.0 * config.minutes - (time.time() - self.started_at) if config.minutes else None
         return LiveView(
-            ", ".join(config.env_names), config.steps or frames_as_steps, left_s, plain,
-            every_s=float("inf") if config.log.live == "off" else 10.0,
-        )  # fmt: skip
+            ", ".join(config.env_names),
+            config.steps or frames_as_steps,
+            left_s,
+            {"auto": None, "rich": False, "plain": True, "off": True}[config.log.live],
+            console=Console(quiet=config.log.live == "off"),
+        )
 
     def _say_what_runs(self) -> None:
         c, n, rows = self.config, self.config.learner, self.pool.num_rows
@@ -456,6 +472,8 @@ class _Run:
         _LOG.info("model: %s parameters", f"{self.model.num_parameters:,}")
         batch = f"batches of {n.batch_unrolls} unrolls x {n.unroll_length} steps = {c.batch_samples} samples"
         _LOG.info("algorithm: %s, %s, %d epoch(s) x %d minibatch(es), %s", c.algo, batch, n.epochs, n.minibatches, lag)
+        if self._defaults:
+            _LOG.info("defaults for this environment: %s", self._defaults)
         for note in self._notes:
             _LOG.warning(note)
         if not (c.steps or c.frames or c.minutes or c.eval.until_return is not None):
