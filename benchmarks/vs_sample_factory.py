@@ -45,7 +45,7 @@ OURS = [
     "--model.core", "gru", "--model.core-size", "512", "--learner.minibatches", "1",
     "--log.every-s", "1", "--log.live", "plain",
 ]  # fmt: skip
-# Two workers with 16 environments each are its fastest setting on two cores with batches of 2048 samples.
+# Two workers with 16 environments each were its fastest setting at this batch on another 2-core machine.
 THEIRS = [
     "-m", "sf_examples.vizdoom.train_vizdoom", "--env=doom_basic", "--device=cpu", "--num_workers=2",
     "--num_envs_per_worker=16", "--worker_num_splits=2", "--rollout=32", "--batch_size=2048",

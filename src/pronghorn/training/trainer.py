@@ -551,7 +551,7 @@ def pick_device(name: str) -> torch.device:
 def _keep_memory_mapped() -> None:
     """Tell glibc to keep freed blocks: else each batch maps, zeroes and unmaps hundreds of MB of activations again.
 
-    Learning on a CPU took 1.5-2.7 times as long without it (docs/performance.md).
+    Whole-batch passes on a CPU took 1.3-1.8 times as long without it, in single runs (docs/performance.md).
     """
     mmap_threshold_max, trim_threshold, arena_max = -4, -1, -8  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_ARENA_MAX
     try:
