@@ -68,7 +68,7 @@ def test_impala_atari_is_table_g1() -> None:
     [
         ("learner.lr", -1.0, "greater than 0"),
         ("learner.gamma", 1.5, r"lie in \[0, 1\]"),
-        ("learner.minibatches", 5, "divide learner.batch_unrolls"),
+        ("learner.minibatches", 5, "divide the 2048 samples"),
         ("env.groups", 9, "at most env.envs_per_worker"),
         ("max_lag", 2, "at least"),
         ("eval.max_share", 0.0, "lie in"),

@@ -125,7 +125,8 @@ class LearnerConfig:
     epochs: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Passes over each batch."""
     minibatches: Annotated[Auto[int], _AUTO_INT] = AUTO
-    """Optimiser steps per pass; each takes B / minibatches whole unrolls."""
+    """Optimiser steps per pass; each takes B / minibatches whole unrolls, or single steps if the model has no memory
+    and there are several passes."""
     advantage: Annotated[Auto[Literal["vtrace", "gae"]], _auto_choice("vtrace", "gae")] = AUTO
     """Estimator of value targets and advantages."""
     policy_loss: Annotated[
@@ -182,6 +183,16 @@ class LearnerConfig:
     """Largest global L2 norm of the gradient; 0 switches clipping off."""
     drop_over_lag: bool = False
     """Drop (and count) steps that are older than --max-lag instead of making the learner wait."""
+
+    @property
+    def estimates_once(self) -> bool:
+        """Whether targets and advantages are made once an iteration, under the weights at its start.
+
+        Over several epochs they must be: made anew in each step, V-trace's clipped traces would shorten as the policy
+        leaves the one that acted, and advantages would chase a critic that is being fitted to them. In a single pass
+        each sample is used once, so making them in the step is as fresh and saves a forward pass.
+        """
+        return self.epochs > 1 or (self.advantage == "gae" and self.minibatches != 1)
 
 
 @dataclass(frozen=True)
@@ -283,6 +294,13 @@ class Config:
         return self.learner.epochs * self.learner.minibatches
 
     @property
+    def single_steps(self) -> bool:
+        """Whether minibatches are drawn step by step. A memory needs whole unrolls, and so do targets that are made
+        in the optimiser step. Where neither holds, a few whole unrolls would be a few trajectories: a noisy gradient.
+        """
+        return self.learner.estimates_once and self.model.core == "none"
+
+    @property
     def run_path(self) -> Path:
         """The run directory."""
         return Path(self.run_dir or "runs/" + "_".join(self.env_names).replace(":", "_").replace("/", "_"))
@@ -368,8 +386,17 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     batch_unrolls = num_rows if config.max_lag <= 1 or kind == "vector" else max(32, num_rows // 2)
     config = with_defaults(config, {"learner.batch_unrolls": batch_unrolls})
     validate(config)
+    config = with_defaults(config, {"learner.minibatches": _default_minibatches(config, kind)})
     validate_sizes(config, num_rows)
     return config
+
+
+def _default_minibatches(config: Config, kind: str) -> int:
+    """Few for pixels, whose optimiser steps are dear; else so many that each holds 128 single steps or 4 unrolls."""
+    n = config.learner
+    total = n.batch_unrolls * n.unroll_length if config.single_steps else n.batch_unrolls
+    most = 4 if kind == "pixels" else total // (128 if config.single_steps else 4)
+    return max(count for count in range(1, max(1, min(most, total)) + 1) if total % count == 0)
 
 
 def validate(config: Config) -> None:
@@ -415,9 +442,13 @@ def validate_sizes(config: Config, num_rows: int) -> None:
     if envs < groups:
         rule = f"must be at most env.envs_per_worker = {envs}"
         raise ConfigError("env.groups", groups, rule, "Lower --env.groups or raise --env.envs-per-worker.")
-    if num_unrolls % n.minibatches:
+    if config.single_steps and num_unrolls * n.unroll_length % n.minibatches:
+        rule = f"must divide the {num_unrolls * n.unroll_length} samples of a batch"
+        raise ConfigError("learner.minibatches", n.minibatches, rule, "Try a power of two.")
+    if not config.single_steps and num_unrolls % n.minibatches:
         rule = f"must divide learner.batch_unrolls = {num_unrolls}"
-        raise ConfigError("learner.minibatches", n.minibatches, rule, "Minibatches are made of whole unrolls.")
+        fix = "Here minibatches are made of whole unrolls: the model has a memory, or each sample is used once."
+        raise ConfigError("learner.minibatches", n.minibatches, rule, fix)
     if config.max_lag <= 1 and num_unrolls % num_rows:
         rule = f"must be a multiple of the {num_rows} rows when --max-lag is 0 or 1 (whole unrolls of all rows)"
         fix = f"Try --learner.batch-unrolls {num_rows * max(1, round(num_unrolls / num_rows))}."

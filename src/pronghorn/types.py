@@ -148,7 +148,7 @@ class Pool(Protocol):
     num_rows: int
     tasks: tuple[str, ...]  # names of the tasks
     task_ids: NDArray[np.int64]  # [num_rows] index into `tasks`
-    unit_ids: NDArray[np.int64]  # [num_rows] rows of one unit are stepped together
+    unit_ids: NDArray[np.int64]  # [num_rows] rows of one unit are stepped and answered together
     restarts: int  # workers restarted so far
 
     def recv(self, timeout_s: float) -> Ready | None:

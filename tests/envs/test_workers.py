@@ -212,6 +212,13 @@ def test_ordered_recvs_are_whole_groups_in_turn(start):
     assert order == [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3], [4, 5], [0, 1, 2, 3]]
 
 
+def test_groups_stay_together_only_in_fixed_order(start):
+    """unit_ids say which rows a caller may not part: whole groups in fixed order, else those of one worker."""
+    two_by_two = {"num_workers": 2, "envs_per_worker": 4, "num_groups": 2}
+    assert start(toy(), ordered=True, **two_by_two).unit_ids.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert start(toy(), ordered=False, **two_by_two).unit_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
 def test_ordered_runs_repeat_exactly(start):
     def run():
         pool = start(toy("RandomWalk", length=4), num_workers=2, envs_per_worker=2, num_groups=2, ordered=True)

@@ -16,7 +16,8 @@ from pronghorn.config import Config, replace, resolve
 from pronghorn.errors import PronghornError
 from pronghorn.evaluation.policy import build_model
 from pronghorn.models.actor_critic import ActorCritic
-from pronghorn.training.learner import Learner, RMSPropTF, compute_losses, learning_rewards, make_optimizer
+from pronghorn.training import learner as learner_module
+from pronghorn.training.learner import Learner, Part, RMSPropTF, compute_losses, learning_rewards, make_optimizer
 from pronghorn.training.store import Batch
 from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
 
@@ -124,15 +125,68 @@ def test_a_number_that_is_not_finite_is_a_counted_skip_and_then_an_error() -> No
         learner.iterate(batch)
 
 
-def test_gae_is_fixed_before_the_epochs_and_minibatches_cover_every_unroll() -> None:
-    config = config_of(algo="ppo", **{"learner.epochs": 3, "learner.minibatches": 2})
+@pytest.mark.parametrize("core", ["gru", "none"])
+@pytest.mark.parametrize("advantage", ["vtrace", "gae"])
+def test_minibatches_are_a_partition_that_keeps_what_belongs_together(core: str, advantage: str) -> None:
+    """The gradients of an epoch's minibatches, at fixed weights, add up to that of the whole batch."""
+    config = config_of(
+        **{"learner.epochs": 2, "learner.minibatches": 2, "learner.advantage": advantage, "model.core": core}
+    )
     learner = learner_of(config)
-    parts = [index for index in learner._minibatches(B) if index is not None]
-    assert len(parts) == 6
-    for epoch in range(3):
-        assert sorted(torch.cat(parts[2 * epoch : 2 * epoch + 2]).tolist()) == list(range(B))
-    learner.iterate(act_out(learner.model))
-    assert learner.updates == 6
+    batch = act_out(learner.model)
+    batch.steps["log_prob"] += 0.3 * torch.randn(T, B)  # off-policy, and different for each step
+    weights = (torch.rand(T, B) < 2.0).float()
+    estimate, _ = learner._estimate_once(batch, weights)
+    parts = list(learner._minibatches(Part(batch, weights, estimate)))
+    assert len(parts) == 4
+    single = core == "none"
+    assert all(part.batch.num_samples == T * B // 2 for part in parts)
+    assert all(len(part.batch.steps["reward"]) == (1 if single else T) for part in parts)
+
+    def gradient(part: Part) -> list[torch.Tensor]:
+        args = (learner.model, part.batch, learner.hyper, learner.settings, part.weights, part.estimate)
+        return list(torch.autograd.grad(compute_losses(*args).total, learner._parameters))
+
+    whole = gradient(Part(batch, weights, estimate))
+    for epoch in (parts[:2], parts[2:]):
+        mean = [torch.stack(gradients).mean(0) for gradients in zip(*map(gradient, epoch), strict=True)]
+        for ours, expected in zip(mean, whole, strict=True):
+            torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-4)
+    assert not torch.equal(parts[0].batch.steps["reward"], parts[2].batch.steps["reward"])  # drawn anew each epoch
+
+
+@pytest.mark.parametrize(("advantage", "epochs"), [("vtrace", 1), ("vtrace", 2), ("gae", 1)])
+def test_targets_are_made_once_an_iteration_unless_each_sample_is_used_once(
+    advantage: str, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(**{"learner.epochs": epochs, "learner.minibatches": 2, "learner.advantage": advantage})
+    learner = learner_of(config)
+    sizes: list[int] = []
+    made = learner_module._estimate
+
+    def counted(log_rhos: torch.Tensor, *rest: Any) -> Any:
+        sizes.append(log_rhos.shape[1])
+        return made(log_rhos, *rest)
+
+    monkeypatch.setattr(learner_module, "_estimate", counted)
+    report = learner.iterate(act_out(learner.model))
+    assert sizes == ([B // 2, B // 2] if (advantage, epochs) == ("vtrace", 1) else [B])
+    assert learner.updates == 2 * epochs
+    assert {"explained_variance", "value_mean", "kl", "grad_norm"} <= report.keys()
+
+
+def test_advantages_are_normalised_over_the_batch_not_over_each_minibatch() -> None:
+    """Where one half of a batch did badly, its minibatch must not hide that."""
+    config = config_of(**{"learner.epochs": 2, "learner.minibatches": 2})
+    learner = learner_of(config)
+    batch = act_out(learner.model)
+    batch.steps["reward"][:, : B // 2] = -10.0
+    estimate, _ = learner._estimate_once(batch, None)
+    assert estimate.advantages.mean().abs() < 1e-5
+    assert estimate.advantages.std(correction=0) == pytest.approx(1.0, abs=1e-4)
+    parts = learner._minibatches(Part(batch, None, estimate))
+    means = [part.estimate.advantages.mean() for part in parts if part.estimate]
+    assert max(abs(mean) for mean in means) > 0.05
 
 
 def test_a_ppo_ratio_is_not_weighted_twice() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from pronghorn.config import Config, replace
 from pronghorn.errors import ConfigError, RunDirError, WorkerDied
 from pronghorn.evaluation.policy import load
 from pronghorn.training.metrics import read_metrics
+from pronghorn.training.store import Store
 from pronghorn.training.trainer import Result, train
 
 TESTS = Path(__file__).parents[1]
@@ -111,6 +113,27 @@ def test_two_deterministic_runs_and_a_resumed_one_are_bitwise_equal(max_lag: int
     assert shas(tmp_path / "parts")[20] == shas(tmp_path / "whole")[20]
     lags = {m["policy_lag_max"] for m in read_metrics(tmp_path / "whole") if "policy_lag_max" in m}
     assert lags == ({0} if max_lag == 0 else {0, 1})  # 0 once after each save, which starts from nothing in progress
+
+
+@pytest.mark.case("ASY-06")
+def test_a_deterministic_run_does_not_depend_on_what_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are ready before they may act are held; they must then act together as if they had not been."""
+    values: dict[str, Any] = {
+        "deterministic": True, "max_lag": 0, "log.every_s": 0.0, "model.core": "gru", "env.groups": 2,
+        "checkpoint.every_updates": 4,  # after each save all rows are reset, and then either may come first
+    }  # fmt: skip
+    train(config(tmp_path / "early", "Recall", steps=8 * 128, **values))
+    grant, delays = Store.grant, itertools.cycle([0.2, 0.0])
+
+    def late(self: Store) -> None:
+        time.sleep(next(delays))
+        grant(self)
+
+    monkeypatch.setattr(Store, "grant", late)
+    train(config(tmp_path / "late", "Recall", steps=8 * 128, **values))
+    assert shas(tmp_path / "early") == shas(tmp_path / "late")
 
 
 @pytest.mark.case("RES-07", "RES-19", "LOG-07")

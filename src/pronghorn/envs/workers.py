@@ -292,7 +292,10 @@ class WorkerPool:
         self._next_group = 0  # ordered mode
         self.num_rows = num_workers * envs_per_worker
         self._unit_of_row = [unit for unit in self._units for _ in unit.rows]
-        self.unit_ids = np.array([i for i, unit in enumerate(self._units) for _ in unit.rows], np.int64)
+        # In fixed order a whole group stays together, even while it is held: what acts in one forward pass must not
+        # depend on what came first, an answer or a slot, as results differ in the last bit with the number of rows.
+        ids = [unit.group if ordered else i for i, unit in enumerate(self._units)]
+        self.unit_ids = np.array([i for i, unit in zip(ids, self._units, strict=True) for _ in unit.rows], np.int64)
         self.tasks = tuple(env.name for env in self._envs)
         self.task_ids = np.arange(self.num_rows, dtype=np.int64) % len(self._envs)
         self._generation = [0] * num_workers

@@ -71,23 +71,15 @@ class ReturnNorm(nn.Module):
     first: Tensor
     second: Tensor
     weight: Tensor
+    mean: Tensor  # [] float64; 0 before the first update
+    std: Tensor  # [] float64, at least min_std; 1 before the first update
 
     def __init__(self, decay: float = 0.99, min_std: float = 1e-2) -> None:
         super().__init__()
         self.decay, self.min_std = decay, min_std
-        for name in ("first", "second", "weight"):  # decayed sums of x, of x^2 and of 1
-            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
-
-    @property
-    def mean(self) -> Tensor:
-        """[] float64; 0 before the first update."""
-        return torch.where(self.weight > 0, self.first / self.weight.clamp(min=1e-12), 0.0)
-
-    @property
-    def std(self) -> Tensor:
-        """[] float64, at least min_std; 1 before the first update."""
-        variance = self.second / self.weight.clamp(min=1e-12) - self.mean.square()
-        return torch.where(self.weight > 0, variance.clamp(min=0.0).sqrt().clamp(min=self.min_std), 1.0)
+        # decayed sums of x, of x^2 and of 1; and what follows from them, kept because every forward pass asks for it
+        for name, value in (("first", 0.0), ("second", 0.0), ("weight", 0.0), ("mean", 0.0), ("std", 1.0)):
+            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
     def normalize(self, x: Tensor) -> Tensor:
         """Returns in raw units to normalised ones, in the dtype of x."""
@@ -103,7 +95,7 @@ class ReturnNorm(nn.Module):
 
         head: its weight and bias are changed in place. An optimiser's running moments are not rescaled.
         """
-        old_mean, old_std = self.mean, self.std
+        old_mean, old_std = self.mean.clone(), self.std.clone()
         counts = torch.ones_like(targets) if weights is None else weights
         wide = torch.where(counts > 0, targets, 0.0).double()
         total = counts.double().sum()
@@ -113,6 +105,11 @@ class ReturnNorm(nn.Module):
         self.first.lerp_((wide * share).sum(), step)
         self.second.lerp_((wide.square() * share).sum(), step)
         self.weight.lerp_(torch.ones_like(self.weight), step)
+        known = self.weight > 0
+        weight = self.weight.clamp(min=1e-12)
+        self.mean.copy_(torch.where(known, self.first / weight, 0.0))
+        variance = self.second / weight - self.mean.square()
+        self.std.copy_(torch.where(known, variance.clamp(min=0.0).sqrt().clamp(min=self.min_std), 1.0))
         if head is not None:
             self._preserve(head, old_mean, old_std)
 

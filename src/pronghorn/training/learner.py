@@ -7,9 +7,9 @@ the version goes up by one. Algorithms are choices of `LearnerConfig`, not class
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,20 @@ from pronghorn.training.store import Batch
 
 MAX_SKIPPED_IN_A_ROW = 20
 LR_BOUNDS = (1e-6, 1e-2)  # of the adaptive learning rate
+
+
+Estimate = returns.VTrace | returns.GAE
+
+
+class Part(NamedTuple):
+    """What one optimiser step trains on: whole unrolls [T, b] or single steps [1, n], and what belongs to them.
+
+    estimate: targets and advantages made before the first step of the iteration, or None to make them in the step.
+    """
+
+    batch: Batch
+    weights: Tensor | None
+    estimate: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -41,9 +55,11 @@ class Learner:
         self.settings: LearnerConfig = config.learner
         self.model = model
         self.hyper = Hyperparameters.from_config(config)
-        self.optimizer = make_optimizer(self.settings, model.parameters())
+        self._parameters = list(model.parameters())
+        self.optimizer = make_optimizer(self.settings, self._parameters)
         self.total_steps = config.steps
         self.max_lag = config.max_lag
+        self._single_steps = config.single_steps
         self.seed = config.seed
         self.version = 0  # policy_version: iterations behind the weights
         self.updates = 0
@@ -54,22 +70,19 @@ class Learner:
 
     def iterate(self, batch: Batch) -> dict[str, float]:
         """Train on one batch. Returns the means of the reported numbers over its optimiser steps."""
-        n = self.settings
         weights = self._weights(batch)
-        fixed = self._fixed_advantages(batch) if n.advantage == "gae" and n.epochs * n.minibatches > 1 else None
+        estimate, once = self._estimate_once(batch, weights) if self.settings.estimates_once else (None, {})
         reports: list[dict[str, float]] = []
         targets: list[Tensor] = []
-        for index in self._minibatches(batch.state.shape[0]):
-            part = batch if index is None else batch.columns(index)
-            part_weights = weights if index is None or weights is None else weights[:, index]
-            part_fixed = None if fixed is None else returns.GAE(*(x if index is None else x[:, index] for x in fixed))
-            result = compute_losses(self.model, part, self.hyper, n, part_weights, part_fixed)
+        for part in self._minibatches(Part(batch, weights, estimate)):
+            result = compute_losses(self.model, part.batch, self.hyper, self.settings, part.weights, part.estimate)
             reports.append(self._update(result))
             targets.append(result.targets)
         self._update_normalizers(batch, targets, weights)
         self.version += 1
         self.steps += batch.num_samples
         report = {k: float(np.mean([r[k] for r in reports if k in r])) for k in sorted({k for r in reports for k in r})}
+        report |= {name: float(term) for name, term in once.items()}
         self._schedule_lr(report.get("kl", 0.0))
         lag = batch.policy_lag
         report |= {
@@ -85,9 +98,10 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         result.total.backward()  # type: ignore[no-untyped-call]
         limit = self.hyper.max_grad_norm or math.inf
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        report = {name: float(term) for name, term in result.terms.items()}
-        report |= {"loss": float(result.total.detach()), "grad_norm": float(grad_norm), "lr": self.hyper.lr}
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
+        terms = result.terms | {"loss": result.total.detach(), "grad_norm": grad_norm}
+        numbers = torch.stack([term.float() for term in terms.values()]).tolist()  # one transfer, not one for each
+        report = dict(zip(terms, numbers, strict=True)) | {"lr": self.hyper.lr}
         if math.isfinite(report["loss"]) and math.isfinite(report["grad_norm"]):
             self.optimizer.step()
             self.updates += 1
@@ -120,26 +134,38 @@ class Learner:
         self.num_dropped += int(over.sum())
         return torch.from_numpy((~over).astype(np.float32)).to(batch.state.device)
 
-    def _minibatches(self, num_unrolls: int) -> Iterable[Tensor | None]:
-        """Unroll indices of each optimiser step; None stands for the whole batch."""
+    @torch.no_grad()
+    def _estimate_once(self, batch: Batch, weights: Tensor | None) -> tuple[Estimate, dict[str, Tensor]]:
+        """Targets and advantages [T, B] under the present weights, and what is reported of the critic before it learns.
+
+        Advantages are normalised over the whole batch, so that a minibatch does not subtract what it has in common.
+        """
+        out = self.model(batch.obs, batch.state, batch.steps["first"])
+        distribution = self.model.distribution(out.params[:-1], {k: v[:-1] for k, v in batch.obs.items()})
+        log_rhos = distribution.log_prob(batch.steps["discrete"], batch.steps["continuous"]) - batch.steps["log_prob"]
+        values = self.model.denormalize_value(out.values)
+        estimate = _estimate(log_rhos, values, batch.steps, self.hyper, self.settings)
+        report = _critic_report(estimate.targets, values[:-1], weights)
+        if self.settings.normalize_advantages:
+            estimate = estimate._replace(advantages=losses.normalize_advantages(estimate.advantages, weights))
+        return estimate, report
+
+    def _minibatches(self, whole: Part) -> Iterator[Part]:
+        """What each optimiser step of an iteration trains on: every sample once an epoch (see Config.single_steps)."""
         n = self.settings
         if n.minibatches == 1:
-            return [None] * n.epochs
+            yield from [whole] * n.epochs
+            return
+        single = self._single_steps
+        count = whole.batch.num_samples if single else whole.batch.state.shape[0]
         # Seeded by the version, not by a running state: a resumed run draws the same permutations.
         generator = torch.Generator().manual_seed(derive_seed(self.seed, 2, self.version))
-        device = next(self.model.parameters()).device
-        return [
-            part.to(device)
-            for _ in range(n.epochs)
-            for part in torch.randperm(num_unrolls, generator=generator).chunk(n.minibatches)
-        ]
-
-    @torch.no_grad()
-    def _fixed_advantages(self, batch: Batch) -> returns.GAE:
-        """GAE under the weights at the start of the iteration, kept over its epochs (PPO)."""
-        out = self.model(batch.obs, batch.state, batch.steps["first"])
-        values = self.model.denormalize_value(out.values)
-        return _gae(values, batch.steps, learning_rewards(batch.steps["reward"], self.settings), self.hyper)
+        for _ in range(n.epochs):
+            order = torch.randperm(count, generator=generator).to(whole.batch.state.device)
+            if single:
+                yield from _steps_apart(whole, order, n.minibatches)
+            else:
+                yield from (_columns(whole, index) for index in order.chunk(n.minibatches))
 
     def _update_normalizers(self, batch: Batch, targets: list[Tensor], weights: Tensor | None) -> None:
         """Last, so that the statistics in use are those that the policy acted with (they are part of the version)."""
@@ -191,22 +217,27 @@ def compute_losses(
     hyper: Hyperparameters,
     settings: LearnerConfig,
     weights: Tensor | None = None,
-    fixed: returns.GAE | None = None,
+    estimate: Estimate | None = None,
 ) -> Losses:
     """The whole loss of one optimiser step, from observations to a scalar.
 
-    weights: [T, b] or None.  fixed: advantages computed before the epochs, or None to compute them here.
+    weights: [T, b] or None.
+    estimate: targets and advantages made before (advantages normalised, if they are to be); None to make them here.
     """
     steps = batch.steps
-    out = model(batch.obs, batch.state, steps["first"])  # params [T+1, b, P], values [T+1, b]
-    distribution = model.distribution(out.params[:-1], {k: v[:-1] for k, v in batch.obs.items()})
+    num_rows = len(steps["reward"])
+    out = model(batch.obs, batch.state, steps["first"])  # params [T+1, b, P], values [T+1, b]; [1, n] of single steps
+    distribution = model.distribution(out.params[:num_rows], {k: v[:num_rows] for k, v in batch.obs.items()})
     log_probs = distribution.log_prob(steps["discrete"], steps["continuous"])  # [T, b]
     log_ratio = log_probs - steps["log_prob"]
-    values = model.denormalize_value(out.values.detach())
-    estimate = fixed or _estimate(log_ratio.detach(), values, steps, hyper, settings)
+    critic_report: dict[str, Tensor] = {}
+    if estimate is None:
+        values = model.denormalize_value(out.values.detach())
+        estimate = _estimate(log_ratio.detach(), values, steps, hyper, settings)
+        critic_report = _critic_report(estimate.targets, values[:num_rows], weights)
+        if settings.normalize_advantages:
+            estimate = estimate._replace(advantages=losses.normalize_advantages(estimate.advantages, weights))
     advantages = estimate.advantages
-    if settings.normalize_advantages:
-        advantages = losses.normalize_advantages(advantages, weights)
 
     reduction = settings.reduction
     ratio = log_ratio.detach().clamp(-20.0, 20.0).exp()
@@ -218,7 +249,7 @@ def compute_losses(
         policy_loss = losses.policy_gradient(log_probs, advantages, weights, reduction)
         clip_fraction = losses.reduce((ratio > hyper.pg_rho_clip).float(), weights)
     value_loss = losses.value(
-        out.values[:-1],
+        out.values[:num_rows],
         model.normalize_value(estimate.targets),
         weights,
         reduction,
@@ -231,7 +262,7 @@ def compute_losses(
     else:
         exploration_loss = losses.symmetric_kl(distribution.symmetric_kl_to_uniform(), weights, reduction)
     # KL(mu || pi) ≈ E_mu[(pi/mu - 1) - log(pi/mu)], which is never negative.
-    kl = (log_ratio.clamp(-20.0, 20.0).exp() - 1.0) - log_ratio
+    kl = (log_ratio.clamp(-20.0, 20.0).exp() if hyper.kl_coef else ratio) - 1.0 - log_ratio
     # L = L_policy + c_v L_value + c_e L_exploration + c_kl KL
     total = policy_loss + hyper.value_coef * value_loss + hyper.exploration_coef * exploration_loss
     if hyper.kl_coef:
@@ -245,10 +276,40 @@ def compute_losses(
             "kl": losses.reduce(kl.detach(), weights),
             "ratio_mean": losses.reduce(ratio, weights),
             "clip_fraction": clip_fraction.detach(),
-            "explained_variance": _explained_variance(estimate.targets, values[:-1]),
-            "value_mean": losses.reduce(values[:-1], weights),
         }
-    return Losses(total, terms, estimate.targets)
+    return Losses(total, terms | critic_report, estimate.targets)
+
+
+def _columns(whole: Part, index: Tensor) -> Part:
+    """The unrolls `index` [b] of an iteration's samples."""
+    weights = None if whole.weights is None else whole.weights[:, index]
+    estimate = whole.estimate and whole.estimate._replace(
+        targets=whole.estimate.targets[:, index], advantages=whole.estimate.advantages[:, index]
+    )
+    return Part(whole.batch.columns(index), weights, estimate)
+
+
+def _steps_apart(whole: Part, order: Tensor, num_parts: int) -> Iterator[Part]:
+    """An iteration's samples as single steps in the given order [T*B], in parts [1, n]."""
+
+    def parts(x: Tensor) -> Sequence[Tensor]:
+        # one gather for the epoch; the parts are views of it
+        return x.flatten(0, 1)[order].unsqueeze(0).chunk(num_parts, 1)
+
+    assert whole.estimate is not None
+    obs, steps = ({k: parts(v) for k, v in x.items()} for x in (whole.batch.obs, whole.batch.steps))
+    targets, advantages = parts(whole.estimate.targets), parts(whole.estimate.advantages)
+    weights = None if whole.weights is None else parts(whole.weights)
+    lag = np.array_split(whole.batch.policy_lag.reshape(1, -1)[:, order.cpu().numpy()], num_parts, axis=1)
+    for i in range(len(targets)):
+        batch = Batch(
+            {k: v[i] for k, v in obs.items()},
+            {k: v[i] for k, v in steps.items()},
+            whole.batch.state.new_zeros(targets[i].shape[1], 0),
+            lag[i],
+        )
+        estimate = whole.estimate._replace(targets=targets[i], advantages=advantages[i])
+        yield Part(batch, None if weights is None else weights[i], estimate)
 
 
 def learning_rewards(rewards: Tensor, settings: LearnerConfig) -> Tensor:
@@ -259,7 +320,7 @@ def learning_rewards(rewards: Tensor, settings: LearnerConfig) -> Tensor:
 
 def _estimate(
     log_rhos: Tensor, values: Tensor, steps: Mapping[str, Tensor], hyper: Hyperparameters, settings: LearnerConfig
-) -> returns.VTrace | returns.GAE:
+) -> Estimate:
     """Targets and advantages [T, b] of the chosen estimator; values: [T+1, b] raw."""
     rewards = learning_rewards(steps["reward"], settings)
     if settings.advantage == "gae":
@@ -283,10 +344,11 @@ def _gae(values: Tensor, steps: Mapping[str, Tensor], rewards: Tensor, hyper: Hy
     )
 
 
-def _explained_variance(targets: Tensor, values: Tensor) -> Tensor:
-    """1 - Var(target - V) / Var(target); 0 when the targets do not vary."""
+def _critic_report(targets: Tensor, values: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+    """How well the critic foresaw the targets: 1 - Var(target - V) / Var(target), 0 when they do not vary; its mean."""
     variance = targets.var(correction=0)
-    return torch.where(variance > 1e-12, 1.0 - (targets - values).var(correction=0) / variance, 0.0)
+    explained = torch.where(variance > 1e-12, 1.0 - (targets - values).var(correction=0) / variance, 0.0)
+    return {"explained_variance": explained, "value_mean": losses.reduce(values, weights)}
 
 
 # ---------------------------------------------------------------- optimisers
