@@ -127,8 +127,12 @@ class LearnerConfig:
     minibatches: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Optimiser steps per pass; each takes B / minibatches whole unrolls, or single steps if the model has no memory
     and there are several passes."""
-    advantage: Annotated[Auto[Literal["vtrace", "gae"]], _auto_choice("vtrace", "gae")] = AUTO
-    """Estimator of value targets and advantages."""
+    advantage: Annotated[
+        Auto[Literal["vtrace", "gae", "one_step", "epsilon", "none"]],
+        _auto_choice("vtrace", "gae", "one_step", "epsilon", "none"),
+    ] = AUTO
+    """Estimator of value targets and advantages. The last three are what IMPALA compares V-trace with: importance
+    weights on the advantages only; no correction, but log(pi + 1e-6) in the policy gradient; no correction at all."""
     policy_loss: Annotated[
         Auto[Literal["ppo_clip", "policy_gradient"]], _auto_choice("ppo_clip", "policy_gradient")
     ] = AUTO
@@ -181,6 +185,10 @@ class LearnerConfig:
     """RMSProp's decay of squared gradients."""
     max_grad_norm: Annotated[Auto[float], _AUTO_FLOAT] = AUTO
     """Largest global L2 norm of the gradient; 0 switches clipping off."""
+    replay_fraction: float = 0.0
+    """Share of each batch that is drawn from the last replay_unrolls unrolls instead of being fresh; 0: none."""
+    replay_unrolls: int = 1000
+    """Unrolls that the replay keeps, first in, first out (not saved: a resumed run starts with an empty one)."""
     drop_over_lag: bool = False
     """Drop (and count) steps that are older than --max-lag instead of making the learner wait."""
 
@@ -305,13 +313,18 @@ class Config:
         """The run directory."""
         return Path(self.run_dir or "runs/" + "_".join(self.env_names).replace(":", "_").replace("/", "_"))
 
+    @property
+    def fresh_unrolls(self) -> int:
+        """Unrolls of a batch that come from the environments, not from replay."""
+        return self.learner.batch_unrolls - round(self.learner.batch_unrolls * self.learner.replay_fraction)
+
     def num_slots(self, num_rows: int) -> int:
         """Slots of the store: one for each row to fill, and one full batch that waits for the learner.
 
         A batch is copied when it is taken, so it needs no slots while it trains. More slots would only let unrolls
         wait longer, that is get older, when learning is the slower side.
         """
-        return num_rows + self.learner.batch_unrolls
+        return num_rows + self.fresh_unrolls
 
 
 @dataclass(frozen=True)
@@ -383,7 +396,8 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     config = with_defaults(config, {"threads": available_cores()})
     num_rows = config.num_envs * spec.rows_per_env
     # Taking turns needs whole unrolls of all rows in each batch; vector tasks are cheap enough for the same.
-    batch_unrolls = num_rows if config.max_lag <= 1 or kind == "vector" else max(32, num_rows // 2)
+    fresh_unrolls = num_rows if config.max_lag <= 1 or kind == "vector" else max(32, num_rows // 2)
+    batch_unrolls = round(fresh_unrolls / (1.0 - min(config.learner.replay_fraction, 0.99)))
     config = with_defaults(config, {"learner.batch_unrolls": batch_unrolls})
     validate(config)
     config = with_defaults(config, {"learner.minibatches": _default_minibatches(config, kind)})
@@ -427,6 +441,15 @@ def validate(config: Config) -> None:
     _not_negative("log.every_s", c.log.every_s)
     if not 0.0 < c.eval.max_share <= 1.0:
         raise ConfigError("eval.max_share", c.eval.max_share, "must lie in (0, 1]", "Try 0.15.")
+    if not 0.0 <= n.replay_fraction < 1.0:
+        raise ConfigError("learner.replay_fraction", n.replay_fraction, "must lie in [0, 1)", "Try 0.5.")
+    _positive("learner.replay_unrolls", n.replay_unrolls)
+    if n.replay_fraction and c.deterministic:
+        rule = "must be 0 with --deterministic: the replay is not saved, so a resumed run would differ"
+        raise ConfigError("learner.replay_fraction", n.replay_fraction, rule, "Drop one of the two.")
+    if n.advantage == "epsilon" and n.policy_loss == "ppo_clip":
+        rule = "needs learner.policy_loss = policy_gradient, whose log(pi) it changes"
+        raise ConfigError("learner.advantage", "epsilon", rule, "Try --algo impala.")
     if e.python and not os.access(e.python, os.X_OK):
         raise ConfigError(
             "env.python", e.python, "must be an executable file", "Give the path of a Python interpreter."
@@ -439,6 +462,7 @@ def validate_sizes(config: Config, num_rows: int) -> None:
     """Refuse sizes that cannot work or would deadlock, of a resolved config. Raises ConfigError."""
     n = config.learner
     envs, groups, num_unrolls = config.env.envs_per_worker, config.env.groups, n.batch_unrolls
+    num_fresh = config.fresh_unrolls
     if envs < groups:
         rule = f"must be at most env.envs_per_worker = {envs}"
         raise ConfigError("env.groups", groups, rule, "Lower --env.groups or raise --env.envs-per-worker.")
@@ -449,14 +473,20 @@ def validate_sizes(config: Config, num_rows: int) -> None:
         rule = f"must divide learner.batch_unrolls = {num_unrolls}"
         fix = "Here minibatches are made of whole unrolls: the model has a memory, or each sample is used once."
         raise ConfigError("learner.minibatches", n.minibatches, rule, fix)
-    if config.max_lag <= 1 and num_unrolls % num_rows:
+    if num_fresh == 0:
+        rule = f"leaves no fresh unroll in a batch of {num_unrolls}"
+        raise ConfigError("learner.replay_fraction", n.replay_fraction, rule, "Lower it.")
+    if config.max_lag <= 1 and num_fresh % num_rows:
         rule = f"must be a multiple of the {num_rows} rows when --max-lag is 0 or 1 (whole unrolls of all rows)"
-        fix = f"Try --learner.batch-unrolls {num_rows * max(1, round(num_unrolls / num_rows))}."
+        if n.replay_fraction:
+            rule = f"leaves {num_fresh} fresh ones, which {rule}"
+        fresh = num_rows * max(1, round(num_fresh / num_rows))
+        fix = f"Try --learner.batch-unrolls {round(fresh / (1.0 - n.replay_fraction))}."
         raise ConfigError("learner.batch_unrolls", num_unrolls, rule, fix)
     # A batch takes B of the at most num_slots unrolls that are older than it, oldest first.
-    need = -(-config.num_slots(num_rows) // num_unrolls)
+    need = -(-config.num_slots(num_rows) // num_fresh)
     if config.max_lag > 1 and config.max_lag < need:
-        rule = f"must be at least {need}: {num_rows} rows can have that many batches of {num_unrolls} unrolls in flight"
+        rule = f"must be at least {need}: {num_rows} rows can have that many batches of {num_fresh} unrolls in flight"
         fix = "Raise --max-lag or --learner.batch-unrolls, or lower the number of environments."
         raise ConfigError("max_lag", config.max_lag, rule, fix)
     if n.lr_schedule == "linear" and not (config.steps or config.frames):

@@ -163,3 +163,13 @@ def test_constant_rewards_keep_the_weights_finite() -> None:
         optimizer.step()
         assert abs(loss.item()) < 1e-6
     assert weight.isfinite().all()
+
+
+def test_epsilon_bounds_the_gradient_where_an_action_was_left() -> None:
+    """d/d log pi of log(pi + eps) is pi / (pi + eps): 1/2 where pi = eps, 1 for likely actions, 0 for lost ones."""
+    log_probs = torch.tensor([[math.log(1e-6), math.log(0.5), -60.0]], dtype=torch.float64, requires_grad=True)
+    ones = torch.ones(1, 3, dtype=torch.float64)
+    loss = losses.policy_gradient(log_probs, ones, reduction="sum", epsilon=1e-6)
+    assert loss.item() == pytest.approx(-(math.log(2e-6) + math.log(0.5 + 1e-6) + math.log(1e-6)))
+    (gradient,) = torch.autograd.grad(loss, log_probs)
+    assert gradient.tolist() == [pytest.approx([-0.5, -1.0, 0.0], abs=1e-5)]

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from pronghorn.errors import UsageError
-from pronghorn.ops.returns import GAE, VTrace, gae, next_values, vtrace
+from pronghorn.ops.returns import GAE, VTrace, gae, next_values, one_step, vtrace
 
 
 def column(*numbers: float) -> Tensor:
@@ -324,3 +325,63 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
         gae(column(1, 2, 3), never, never, column(1, 2, 3).squeeze(1), column(1, 2, 3), 0.9, 0.9)
     with pytest.raises(UsageError, match="one row more"):
         next_values(column(1, 2, 3), never, column(1, 2, 3))
+
+
+def test_one_step_corrects_the_advantage_only() -> None:
+    """Targets are the uncorrected n-step returns; each advantage carries its own clipped weight."""
+    for seed in range(20):
+        case = random_case(torch.Generator().manual_seed(100 + seed))
+        on_policy = vtrace(**(case | {"log_rhos": torch.zeros_like(case["log_rhos"])}), gamma=0.9, lambda_=0.8)
+        result = one_step(**case, gamma=0.9, lambda_=0.8, pg_rho_clip=2.0)
+        torch.testing.assert_close(result.targets, on_policy.targets)
+        torch.testing.assert_close(result.advantages, case["log_rhos"].exp().clamp(max=2.0) * on_policy.advantages)
+    terminal = one_step(column(math.log(0.5)), column(3), flags(1, 0), flags(1), column(1), column(9), 0.9)
+    assert terminal.targets.item() == 3.0  # r
+    assert terminal.advantages.item() == 1.0  # 0.5 * (3 - 1)
+
+
+@pytest.mark.parametrize(("rho_clip", "c_clip"), [(0.3, 0.3), (1.0, 1.0), (1.0, 0.5), (math.inf, 1.0)])
+def test_vtrace_converges_to_the_value_of_the_clipped_policy(rho_clip: float, c_clip: float) -> None:
+    """Its fixed point is V of pi_rho(a|x) ∝ min(rho_clip mu(a|x), pi(a|x)), whatever c_clip (the paper's eq. 3)."""
+    rng = np.random.default_rng(3)
+    num_states, num_actions, length, columns, gamma = 3, 2, 10, 500, 0.8
+    # strongly different policies, so that the clipped policy is far from both
+    mu = np.array([[0.8, 0.2], [0.5, 0.5], [0.1, 0.9]])
+    pi = np.array([[0.1, 0.9], [0.9, 0.1], [0.7, 0.3]])
+    leads = rng.dirichlet(np.ones(num_states), (num_states, num_actions))  # P(x'|x, a)
+    pays = rng.normal(size=(num_states, num_actions))
+    clipped = np.minimum(rho_clip * mu, pi)
+    clipped /= clipped.sum(1, keepdims=True)
+
+    def value_of(policy: np.ndarray) -> np.ndarray:
+        # V = (1 - gamma P)^-1 r
+        transitions = np.einsum("xa,xay->xy", policy, leads)
+        solved: np.ndarray = np.linalg.solve(np.eye(num_states) - gamma * transitions, (policy * pays).sum(1))
+        return solved
+
+    def draw(p: np.ndarray) -> np.ndarray:
+        return (p.cumsum(-1) < rng.random(p.shape[:-1])[..., None]).sum(-1)
+
+    values, late = np.zeros(num_states), []
+    never = torch.zeros(length, columns, dtype=torch.bool)
+    state = rng.integers(num_states, size=columns)
+    for i in range(180):
+        states, actions = np.empty((length + 1, columns), np.int64), np.empty((length, columns), np.int64)
+        states[0] = state
+        for t in range(length):
+            actions[t] = draw(mu[states[t]])
+            states[t + 1] = draw(leads[states[t], actions[t]])
+        state = states[-1]
+        seen = states[:-1]
+        log_rhos = np.log(pi[seen, actions] / mu[seen, actions])
+        args = (torch.from_numpy(x) for x in (log_rhos, pays[seen, actions]))
+        v = torch.from_numpy(values[states])
+        targets = vtrace(*args, never, never, v[:-1], v[1:], gamma, rho_clip=rho_clip, c_clip=c_clip).targets.numpy()
+        for x in range(num_states):
+            values[x] = targets[seen == x].mean()
+        if i >= 100:
+            late.append(values.copy())
+    expected = value_of(clipped)
+    assert np.abs(np.mean(late, 0) - expected).max() < 0.015
+    if rho_clip < math.inf:  # which the value of neither policy would pass
+        assert min(np.abs(value_of(mu) - expected).max(), np.abs(value_of(pi) - expected).max()) > 0.05

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pronghorn.errors import StoreError
-from pronghorn.training.store import Store
+from pronghorn.training.store import Batch, Replay, Store
 from pronghorn.types import ActionSpec, LeafSpec
 
 
@@ -164,3 +164,49 @@ def test_close_wakes_a_waiting_learner() -> None:
     store = make_store()
     store.close()
     assert store.take(0, 60.0) is None
+
+
+def some_batch(version: int, number: int, count: int = 2, length: int = 3) -> Batch:
+    """Unrolls that all carry `number`, the column in the second entry of the observation."""
+    obs = torch.full((length + 1, count, 2), float(number))
+    obs[..., 1] = torch.arange(count)
+    steps = {
+        "reward": torch.full((length, count), float(number)),
+        "version": torch.full((length, count), version, dtype=torch.int64),
+    }
+    return Batch({"obs": obs}, steps, torch.full((count, 1), float(number)), np.zeros((length, count), np.int64))
+
+
+def test_replay_follows_the_fresh_unrolls_and_never_repeats_them() -> None:
+    replay = Replay(capacity=4, fraction=0.5, seed=0)
+    assert replay.mix(some_batch(0, 10), 0).num_replayed == 0  # nothing to draw from yet
+    for n in range(1, 30):
+        mixed = replay.mix(some_batch(n, 10 + n), n)
+        assert mixed.state.shape[0] == 4
+        assert (mixed.num_replayed, mixed.num_samples, mixed.num_fresh) == (2, 12, 6)
+        assert mixed.obs["obs"][:, :2, 0].unique().tolist() == [10.0 + n]
+        old = mixed.obs["obs"][0, 2:, 0]
+        assert set(old.tolist()) <= {9.0 + n, 8.0 + n}  # the two batches before: first in, first out
+        # what belongs together stays together, and knows its age
+        assert mixed.steps["reward"][0, 2:].tolist() == old.tolist() == mixed.state[2:, 0].tolist()
+        assert mixed.policy_lag[0].tolist() == [0, 0, *(10 + n - old.numpy()).tolist()]
+
+
+def test_replay_draws_every_kept_unroll_equally_often() -> None:
+    replay, seen = Replay(capacity=8, fraction=0.5, seed=1), np.zeros(8)
+    for n in range(4):
+        replay.mix(some_batch(n, n), n)
+    for _ in range(2_000):
+        drawn = replay._draw(2, 4)
+        assert drawn is not None
+        np.add.at(seen, (2 * drawn.obs["obs"][0, :, 0] + drawn.obs["obs"][0, :, 1]).numpy().astype(int), 1)
+    assert np.abs(seen - 500).max() < 100  # 4.8 standard deviations
+
+
+def test_a_replay_smaller_than_a_batch_keeps_its_last_unrolls() -> None:
+    replay = Replay(capacity=3, fraction=0.5, seed=0)
+    replay.mix(some_batch(0, 0, count=5), 0)
+    assert replay.size == 3
+    drawn = replay._draw(200, 1)
+    assert drawn is not None
+    assert set(drawn.obs["obs"][0, :, 1].tolist()) == {2.0, 3.0, 4.0}

@@ -195,17 +195,21 @@ def test_a_loaded_policy_acts_on_one_observation_and_on_a_batch(tmp_path: Path) 
 # ---------------------------------------------------------------- ends and accidents
 
 
-def start(run_dir: Path, *flags: str, name: str = "Match", file: str = "learnable_envs.py") -> subprocess.Popen[str]:
+def start(run_dir: Path, *flags: str, env_id: str = env("Match")) -> subprocess.Popen[str]:
     fixed = ["--log.every-s", "0.5", "--env.workers", "2", "--env.envs-per-worker", "8", "--log.no-tensorboard"]
-    argv = [sys.executable, "-m", "pronghorn", "train", env(name, file), "--run-dir", str(run_dir), *fixed, *flags]
+    argv = [sys.executable, "-m", "pronghorn", "train", env_id, "--run-dir", str(run_dir), *fixed, *flags]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=run_dir.parent)
 
 
 def wait_for_steps(run_dir: Path, steps: int, process: subprocess.Popen[str]) -> None:
+    wait_for_metric(run_dir, "steps", steps, process)
+
+
+def wait_for_metric(run_dir: Path, name: str, value: float, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         lines = read_metrics(run_dir) if (run_dir / "metrics.jsonl").exists() else []
-        if lines and lines[-1]["steps"] >= steps:
+        if lines and lines[-1][name] >= value:
             return
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.1)
@@ -261,6 +265,30 @@ def test_a_killed_worker_is_replaced_and_training_goes_on(tmp_path: Path) -> Non
     last = read_metrics(tmp_path / "run")[-1]
     assert last["worker_restarts"] == 1
     assert last["unrolls_lost"] >= 1
+
+
+@pytest.mark.case("FLT-07", "FLT-10")
+def test_game_engines_that_are_killed_come_back_and_none_outlives_its_trainer(tmp_path: Path) -> None:
+    """Real VizDoom under training: SIGKILL of an engine, of a worker (its engine is re-parented), of the trainer."""
+    pytest.importorskip("vizdoom")
+    shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    small = ["--env.envs-per-worker", "2", "--learner.unroll-length", "8", "--learner.batch-unrolls", "4"]
+    process = start(
+        tmp_path / "run", *small, "--model.core-size", "16", "--model.conv-features", "16", env_id="doom:basic"
+    )
+    wait_for_steps(tmp_path / "run", 200, process)
+    engines = [p for p in children_of(process) if "vizdoom" in p.name()]
+    assert len(engines) == 4
+    engines[0].kill()
+    wait_for_metric(tmp_path / "run", "worker_restarts", 1, process)
+    next(c for c in children_of(process) if "envworker/main.py" in " ".join(c.cmdline())).kill()
+    wait_for_metric(tmp_path / "run", "worker_restarts", 2, process)
+    wait_for_steps(tmp_path / "run", read_metrics(tmp_path / "run")[-1]["steps"] + 300, process)
+    everything = [*engines, *children_of(process)]
+    process.kill()
+    process.communicate()
+    assert_gone(everything)
+    assert not shared or set(os.listdir("/dev/shm")) <= shared
 
 
 def test_workers_that_keep_dying_end_the_run_with_their_own_error_after_a_save(tmp_path: Path) -> None:

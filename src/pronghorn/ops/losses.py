@@ -41,14 +41,23 @@ def reduce(per_step: Tensor, weights: Tensor | None = None, reduction: Reduction
 
 
 def policy_gradient(
-    log_probs: Tensor, advantages: Tensor, weights: Tensor | None = None, reduction: Reduction = "mean"
+    log_probs: Tensor,
+    advantages: Tensor,
+    weights: Tensor | None = None,
+    reduction: Reduction = "mean",
+    *,
+    epsilon: float = 0.0,
 ) -> Tensor:
     """The actor loss of IMPALA (Espeholt et al. 2018, §4.2).
 
     log_probs: log pi(a_t|x_t), with gradient.
     advantages: already times the clipped rho_t (see `returns.vtrace`).
+    epsilon: added to pi, which bounds the gradient where the policy has left an action that was taken: the
+        epsilon-correction of Babaeizadeh et al. 2017, which IMPALA's Table 2 compares with. 0: off.
     """
-    # L = -A_t log pi(a_t|x_t)
+    if epsilon:
+        log_probs = torch.logaddexp(log_probs, log_probs.new_tensor(epsilon).log())
+    # L = -A_t log(pi(a_t|x_t) + epsilon)
     return reduce(-advantages.detach() * log_probs, weights, reduction)
 
 

@@ -1,4 +1,4 @@
-"""Turns rewards and values into targets and advantages: V-trace and GAE. It computes no value and no loss.
+"""Turns rewards and values into targets and advantages: V-trace, its ablations, GAE. It computes no value and no loss.
 
 All arguments are time-major [T, B]. Row t is one decision: `rewards[t]`, `terminated[t]` and `truncated[t]`
 are what the action of row t caused, so nothing is shifted here or by the caller. Rows of one column may
@@ -93,6 +93,30 @@ def vtrace(
     inside[:-1] = torch.where(boundary[:-1], discounted_next[:-1], gamma * targets[1:])
     advantages = rhos.clamp(max=pg_rho_clip) * (rewards + inside - values)
     return VTrace(targets, advantages)
+
+
+@torch.no_grad()
+def one_step(
+    log_rhos: Tensor,
+    rewards: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    gamma: float | Tensor,
+    *,
+    pg_rho_clip: float = 1.0,
+    lambda_: float | Tensor = 1.0,
+) -> VTrace:
+    """1-step importance sampling (Espeholt et al. 2018, §5.2.2): uncorrected targets, rho_t on each advantage.
+
+    Arguments as in `vtrace`. With log_rhos of 0 it is no correction at all: the plain n-step return. The weight is
+    clipped like V-trace's (the paper does not say whether it clips here).
+    """
+    zeros = torch.zeros_like(log_rhos)
+    plain = vtrace(zeros, rewards, terminated, truncated, values, next_values, gamma, lambda_=lambda_)
+    # A_t = min(pg_rho_bar, rho_t) (r_t + gamma v_{t+1} - V(x_t))
+    return VTrace(plain.targets, log_rhos.exp().clamp(max=pg_rho_clip) * plain.advantages)
 
 
 @torch.no_grad()

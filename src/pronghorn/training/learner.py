@@ -22,6 +22,7 @@ from pronghorn.ops import losses, returns
 from pronghorn.training.store import Batch
 
 MAX_SKIPPED_IN_A_ROW = 20
+EPSILON_CORRECTION = 1e-6  # Espeholt et al. 2018, §5.2.2
 LR_BOUNDS = (1e-6, 1e-2)  # of the adaptive learning rate
 
 
@@ -80,16 +81,18 @@ class Learner:
             targets.append(result.targets)
         self._update_normalizers(batch, targets, weights)
         self.version += 1
-        self.steps += batch.num_samples
+        self.steps += batch.num_fresh
         report = {k: float(np.mean([r[k] for r in reports if k in r])) for k in sorted({k for r in reports for k in r})}
         report |= {name: float(term) for name, term in once.items()}
         self._schedule_lr(report.get("kl", 0.0))
-        lag = batch.policy_lag
+        lag = batch.policy_lag[:, : batch.policy_lag.shape[1] - batch.num_replayed]
         report |= {
             "policy_lag_min": int(lag.min()),
             "policy_lag_mean": float(lag.mean()),
             "policy_lag_max": int(lag.max()),
         }
+        if batch.num_replayed:
+            report["replay_lag_mean"] = float(batch.policy_lag[:, -batch.num_replayed :].mean())
         return report
 
     # ------------------------------------------------------------ one optimiser step
@@ -131,6 +134,8 @@ class Learner:
         if not self.settings.drop_over_lag:
             return None
         over = batch.policy_lag > self.max_lag
+        if batch.num_replayed:  # old on purpose
+            over[:, -batch.num_replayed :] = False
         self.num_dropped += int(over.sum())
         return torch.from_numpy((~over).astype(np.float32)).to(batch.state.device)
 
@@ -246,7 +251,8 @@ def compute_losses(
             log_probs, steps["log_prob"], advantages, hyper.ppo_clip, weights=weights, reduction=reduction
         )
     else:
-        policy_loss = losses.policy_gradient(log_probs, advantages, weights, reduction)
+        epsilon = EPSILON_CORRECTION if settings.advantage == "epsilon" else 0.0
+        policy_loss = losses.policy_gradient(log_probs, advantages, weights, reduction, epsilon=epsilon)
         clip_fraction = losses.reduce((ratio > hyper.pg_rho_clip).float(), weights)
     value_loss = losses.value(
         out.values[:num_rows],
@@ -300,13 +306,13 @@ def _steps_apart(whole: Part, order: Tensor, num_parts: int) -> Iterator[Part]:
     obs, steps = ({k: parts(v) for k, v in x.items()} for x in (whole.batch.obs, whole.batch.steps))
     targets, advantages = parts(whole.estimate.targets), parts(whole.estimate.advantages)
     weights = None if whole.weights is None else parts(whole.weights)
-    lag = np.array_split(whole.batch.policy_lag.reshape(1, -1)[:, order.cpu().numpy()], num_parts, axis=1)
+    lag = parts(torch.from_numpy(whole.batch.policy_lag).to(order.device))
     for i in range(len(targets)):
         batch = Batch(
             {k: v[i] for k, v in obs.items()},
             {k: v[i] for k, v in steps.items()},
             whole.batch.state.new_zeros(targets[i].shape[1], 0),
-            lag[i],
+            lag[i].cpu().numpy(),
         )
         estimate = whole.estimate._replace(targets=targets[i], advantages=advantages[i])
         yield Part(batch, None if weights is None else weights[i], estimate)
@@ -326,15 +332,19 @@ def _estimate(
     if settings.advantage == "gae":
         return _gae(values, steps, rewards, hyper)
     following = returns.next_values(values, steps["truncated"], steps["truncation_value"])
-    args = (log_rhos, rewards, steps["terminated"], steps["truncated"], values[:-1], following, hyper.gamma)
+    rest = (rewards, steps["terminated"], steps["truncated"], values[:-1], following, hyper.gamma)
+    clip, lambda_, weighted = hyper.pg_rho_clip, hyper.lambda_, settings.policy_loss == "policy_gradient"
+    if settings.advantage != "vtrace":
+        # PPO's ratio is the importance weight already, so its advantage takes none.
+        weights = log_rhos if settings.advantage == "one_step" and weighted else torch.zeros_like(log_rhos)
+        return returns.one_step(weights, *rest, pg_rho_clip=clip, lambda_=lambda_)
     vtrace = returns.vtrace(
-        *args, rho_clip=hyper.rho_clip, c_clip=hyper.c_clip, pg_rho_clip=hyper.pg_rho_clip, lambda_=hyper.lambda_
+        log_rhos, *rest, rho_clip=hyper.rho_clip, c_clip=hyper.c_clip, pg_rho_clip=clip, lambda_=lambda_
     )
-    if settings.policy_loss == "policy_gradient":
+    if weighted:
         return vtrace
-    # PPO's ratio is the importance weight already: A_t = r_t + gamma v_{t+1} - V(x_t), without rho_t.
-    rhos = log_rhos.exp().clamp(min=1e-8, max=hyper.pg_rho_clip)
-    return returns.VTrace(vtrace.targets, vtrace.advantages / rhos)
+    # Again: A_t = r_t + gamma v_{t+1} - V(x_t), without rho_t.
+    return returns.VTrace(vtrace.targets, vtrace.advantages / log_rhos.exp().clamp(min=1e-8, max=clip))
 
 
 def _gae(values: Tensor, steps: Mapping[str, Tensor], rewards: Tensor, hyper: Hyperparameters) -> returns.GAE:

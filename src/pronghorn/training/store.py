@@ -68,17 +68,24 @@ class Batch:
 
     obs: leaf → [T+1, B, …]; steps: name of `step_fields` → [T(+1), B, …]; state: [B, S] before row 0.
     policy_lag: [T, B] int64, learner's version when the batch was taken minus the version that acted.
+    num_replayed: how many of the unrolls, the last ones, come from replay.
     """
 
     obs: dict[str, Tensor]
     steps: dict[str, Tensor]
     state: Tensor
     policy_lag: NDArray[np.int64]
+    num_replayed: int = 0
 
     @property
     def num_samples(self) -> int:
         """T*B."""
         return int(self.policy_lag.size)
+
+    @property
+    def num_fresh(self) -> int:
+        """Samples that were not trained on before."""
+        return self.num_samples - len(self.policy_lag) * self.num_replayed
 
     def columns(self, index: Tensor) -> Batch:
         """The unrolls of a minibatch; index: [b] int64."""
@@ -260,6 +267,59 @@ class Store:
         if len(wrong):
             seen = Slot(self._status[wrong[0]]).name
             raise StoreError(f"Slot {wrong[0]} is {seen}, but only a {state.name} slot may be passed on here.")
+
+
+class Replay:
+    """The last unrolls that were trained on, first in, first out, to be drawn again (Espeholt et al. 2018, §5.2.2).
+
+    It holds copies on the learner's device, [capacity, ...] for each tensor of a batch.
+    """
+
+    def __init__(self, capacity: int, fraction: float, seed: int) -> None:
+        self.capacity, self.fraction, self.size = capacity, fraction, 0
+        self._next = 0
+        self._generator = torch.Generator().manual_seed(seed)
+        self._tensors: dict[tuple[str, str], Tensor] = {}
+
+    def mix(self, batch: Batch, version: int) -> Batch:
+        """The fresh batch followed by unrolls drawn from those before it, with replacement; then keeps the fresh ones.
+
+        Replayed unrolls are `fraction` of the result, as soon as there are any at all.
+        """
+        num_fresh = batch.state.shape[0]
+        drawn = self._draw(round(num_fresh * self.fraction / (1.0 - self.fraction)), version)
+        self._keep(batch)
+        if drawn is None:
+            return batch
+        return Batch(
+            {k: torch.cat((v, drawn.obs[k]), 1) for k, v in batch.obs.items()},
+            {k: torch.cat((v, drawn.steps[k]), 1) for k, v in batch.steps.items()},
+            torch.cat((batch.state, drawn.state)),
+            np.concatenate((batch.policy_lag, drawn.policy_lag), 1),
+            num_replayed=drawn.state.shape[0],
+        )
+
+    def _draw(self, count: int, version: int) -> Batch | None:
+        if self.size == 0 or count == 0:
+            return None
+        index = torch.randint(self.size, (count,), generator=self._generator)
+        parts: dict[str, dict[str, Tensor]] = {"obs": {}, "steps": {}, "state": {}}
+        for (kind, name), kept in self._tensors.items():
+            parts[kind][name] = kept[index.to(kept.device)]
+        obs, steps = ({k: v.transpose(0, 1) for k, v in parts[kind].items()} for kind in ("obs", "steps"))
+        return Batch(obs, steps, parts["state"][""], version - steps["version"].cpu().numpy())
+
+    def _keep(self, batch: Batch) -> None:
+        count = batch.state.shape[0]
+        where = (torch.arange(self._next, self._next + count) % self.capacity)[-self.capacity :]
+        columns = {("obs", k): v.transpose(0, 1) for k, v in batch.obs.items()}
+        columns |= {("steps", k): v.transpose(0, 1) for k, v in batch.steps.items()} | {("state", ""): batch.state}
+        for name, fresh in columns.items():
+            if name not in self._tensors:
+                self._tensors[name] = fresh.new_zeros((self.capacity, *fresh.shape[1:]))
+            self._tensors[name][where.to(fresh.device)] = fresh[-self.capacity :]
+        self._next = (self._next + count) % self.capacity
+        self.size = min(self.size + count, self.capacity)
 
 
 def _torch_dtype(name: str) -> torch.dtype:

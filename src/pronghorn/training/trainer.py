@@ -47,7 +47,7 @@ from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker, LiveView, MetricsWriter
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
-from pronghorn.training.store import Store
+from pronghorn.training.store import Replay, Store
 from pronghorn.types import Pool
 
 POLL_S = 0.1
@@ -131,10 +131,12 @@ class _Run:
             num_slots=config.num_slots(self.pool.num_rows),
             unroll_length=config.learner.unroll_length,
             state_size=actor.state_size,
-            batch_unrolls=config.learner.batch_unrolls,
+            batch_unrolls=config.fresh_unrolls,
             max_lag=config.max_lag,
             device=self.device,
         )
+        fraction, kept = config.learner.replay_fraction, config.learner.replay_unrolls
+        self.replay = Replay(kept, fraction, derive_seed(seed, 4)) if fraction else None
         self.newest = Snapshot.of(self.model, self.learner.version)
         self.publisher = Publisher(self.newest)
         self.sampler = Sampler(self.pool, self.store, actor, self.publisher, self.tracker, seed=seed)
@@ -228,6 +230,8 @@ class _Run:
             batch = self._timed("gather", self.store.gather, slots, self.learner.version)
             self.store.release(slots)
             ends = self._ends_after(batch.num_samples)
+            if self.replay:
+                batch = self._timed("gather", self.replay.mix, batch, self.learner.version)
             saves = self._saves_after()
             ahead = overlap and not ends and not saves  # a save starts from nothing in progress
             if ahead:
@@ -471,6 +475,8 @@ class _Run:
         _LOG.info("environments: %d rows, %d frames a step. %s", rows, self.pool.spec.frame_skip, describe)
         _LOG.info("model: %s parameters", f"{self.model.num_parameters:,}")
         batch = f"batches of {n.batch_unrolls} unrolls x {n.unroll_length} steps = {c.batch_samples} samples"
+        if n.replay_fraction:
+            batch += f", {n.batch_unrolls - c.fresh_unrolls} of the unrolls from replay of the last {n.replay_unrolls}"
         _LOG.info("algorithm: %s, %s, %d epoch(s) x %d minibatch(es), %s", c.algo, batch, n.epochs, n.minibatches, lag)
         if self._defaults:
             _LOG.info("defaults for this environment: %s", self._defaults)
