@@ -1,19 +1,30 @@
-"""Shared by all tests: the list of acceptance cases that tests may claim to cover."""
+"""Shared by all tests: the acceptance cases that they may claim to cover."""
 
 from __future__ import annotations
 
-import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
-_FAMILIES = ("ENV", "SPA", "EPI", "RNN", "COR", "ASY", "FLT", "RES", "SHM", "PRF", "MAS", "PBT", "DST", "EVL", "CLI")
-_CASE = re.compile(rf"^({'|'.join((*_FAMILIES, 'LOG'))})-\d\d$")
+CASES: dict[str, str] = tomllib.loads(Path(__file__).with_name("cases.toml").read_text())
+_COVERED = pytest.StashKey[set[str]]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that names a case nobody knows is an error, not a silent extra."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test that names a case nobody knows is an error, not a silent extra. Runs before tests are deselected."""
+    covered = config.stash.setdefault(_COVERED, set())
     for item in items:
         for mark in item.iter_markers("case"):
             for case in mark.args:
-                if not _CASE.match(case):
-                    raise pytest.UsageError(f"{item.nodeid}: unknown case id {case!r}")
+                if case not in CASES:
+                    raise pytest.UsageError(f"{item.nodeid}: unknown case id {case!r}; tests/cases.toml lists them")
+                covered.add(case)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """After `pytest --collect-only`: which cases have a test, and which have none yet."""
+    covered = config.stash.get(_COVERED, set())
+    if config.option.collectonly and covered:
+        terminalreporter.write_line(f"cases with a test ({len(covered)} of {len(CASES)}): {' '.join(sorted(covered))}")
+        terminalreporter.write_line(f"without: {' '.join(sorted(CASES.keys() - covered))}")

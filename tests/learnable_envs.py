@@ -96,3 +96,54 @@ class Aim(Env[Any, Any]):
         if not self.action_space.contains(action):
             raise ValueError(f"out of bounds: {action!r}")
         return np.array([self.target]), 1.0 - abs(float(action[0]) - self.target), True, False, {}
+
+
+class Offset(Env[Any, Any]):
+    """Discrete(3, start=-1) observed through Discrete(4, start=5): wants 1 at 5 and 6, and -1 else. 8 steps: best 8."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Discrete(4, start=5)
+        self.action_space = spaces.Discrete(3, start=-1)
+        self.count, self.code = 0, 5
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        assert action in (-1, 0, 1), action
+        reward = float(action == (1 if self.code <= 6 else -1))
+        self.count += 1
+        return self._observe(), reward, self.count == 8, False, {"action": int(action)}
+
+    def _observe(self) -> Any:
+        self.code = 5 + int(self.np_random.integers(4))
+        return self.code
+
+
+class Jumper(Env[Any, Any]):
+    """Dict action of a discrete and a continuous part, both right where the observation says so. Best return 8."""
+
+    def __init__(self) -> None:
+        position = spaces.Dict({"x": spaces.Box(-1, 1, (1,), np.float64)})
+        self.observation_space = spaces.Tuple((position, spaces.Discrete(2)))
+        self.action_space = spaces.Dict({"move": spaces.Box(-1, 1, (1,), np.float32), "jump": spaces.Discrete(2)})
+        self.count = 0
+        self.x, self.high = 0.0, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        assert isinstance(action, dict), action
+        assert self.action_space.contains(action), action
+        reward = 0.5 * float(action["jump"] == self.high) + 0.5 * float(action["move"][0] * self.x > 0)
+        self.count += 1
+        return self._observe(), reward, self.count == 8, False, {}
+
+    def _observe(self) -> Any:
+        self.x, self.high = float(self.np_random.choice([-0.5, 0.5])), int(self.np_random.integers(2))
+        return {"x": np.array([self.x])}, self.high

@@ -218,7 +218,8 @@ def _eval(argv: list[str]) -> int:
     assert result is not None
     random = random_return(policy.config, policy, episodes=args.episodes, seed=args.seed) if args.random else None
     result.write(args.run / "eval" / f"{Path(policy.checkpoint).name}-{result.policy}-{args.seed}.json")
-    keys = ("mean", "stderr", "median", "iqm", "iqm_ci95", "episodes", "returns", "checkpoint", "policy", "per_task")
+    keys = ("mean", "stderr", "median", "iqm", "iqm_ci95", "episodes", "returns", "checkpoint", "policy", "per_task",
+            "human_normalized")  # fmt: skip
     if args.json:
         record = {k: getattr(result, k) for k in keys}
         print(json.dumps(record if random is None else {**record, "random_mean": random}))
@@ -233,6 +234,8 @@ def _eval(argv: list[str]) -> int:
     print(f"  checkpoint {result.checkpoint}")
     if len(result.per_task) > 1:
         print("".join(f"  {task}: {value:.4g}\n" for task, value in result.per_task.items()), end="")
+    for task, score in result.human_normalized.items():
+        print(f"  {task}: {score:.4g} % of human (0 %: random)")
     if random is not None:
         print(f"  a random policy: {random:.4g}")
     return 0

@@ -55,7 +55,7 @@ class EnvConfig:
     """Worker processes (for atari: threads of the C++ environment)."""
     envs_per_worker: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Environments that each worker steps."""
-    groups: int = 2
+    groups: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Groups per worker: one group steps while the other waits for actions (double buffering)."""
     args: Annotated[dict[str, str], tyro.conf.arg(metavar="KEY VALUE …")] = field(default_factory=dict)
     """Arguments of the environment, e.g. --env.args frame_skip 2 actions flat. Values are TOML, else text."""
@@ -377,7 +377,9 @@ def kind_of(spec: EnvSpec) -> str:
 def resolve_env(config: Config) -> Config:
     """Fill the settings that are needed before the environment is known: how many of them, and where."""
     pixels = any(name.startswith(("doom:", "atari:", "dmlab:")) for name in config.env_names)
-    return with_defaults(config, {"env.workers": available_cores(), "env.envs_per_worker": 16 if pixels else 32})
+    defaults = {"env.workers": available_cores(), "env.envs_per_worker": 16 if pixels else 32}
+    config = with_defaults(config, defaults)
+    return with_defaults(config, {"env.groups": max(1, min(2, config.env.envs_per_worker))})
 
 
 def resolve(config: Config, spec: EnvSpec) -> Config:

@@ -10,6 +10,7 @@ A *row* is one agent in one environment instance: the unit that acts. The words 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -40,6 +41,7 @@ class LeafSpec:
     kind: 'image' (rank 3, layout 'hwc' or 'chw'), 'vector' (any shape, flattened by the model),
           'discrete' (integer codes in [0, n) per entry, one-hot in the model), 'binary', 'mask'.
     low, high: bounds of the values (the scale of images and integers); ±inf where unbounded.
+    start: what was subtracted from the environment's own codes, one per entry; () where they start at 0.
     """
 
     shape: tuple[int, ...]
@@ -49,6 +51,12 @@ class LeafSpec:
     low: float = float("-inf")
     high: float = float("inf")
     n: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """'image 72x128x3 uint8 hwc'."""
+        sizes = "x".join(map(str, self.shape)) or "1"
+        return " ".join(word for word in (self.kind, sizes, self.dtype, self.layout) if word)
 
     @property
     def num_bytes(self) -> int:
@@ -60,11 +68,20 @@ class ActionSpec:
     """A composite action as D discrete factors (sizes) followed by C bounded continuous dimensions.
 
     Factor values are 0-based here; `Discrete(n, start=k)` is shifted on the worker side.
+    tree: how the environment's own action is put together (JSON of envworker/spaces.py); "" where it says nothing.
     """
 
     discrete: tuple[int, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    tree: str = ""
+
+    def __str__(self) -> str:
+        """'factors of 3, 3, 2 choices and 2 continuous'."""
+        sizes = ", ".join(map(str, self.discrete))
+        factors = f"{sizes} choices" if len(self.discrete) == 1 else f"factors of {sizes} choices" if sizes else ""
+        continuous = f"{self.num_continuous} continuous" if self.low else ""
+        return " and ".join(part for part in (factors, continuous) if part)
 
     @property
     def num_discrete(self) -> int:
@@ -98,13 +115,17 @@ class EnvSpec:
             name: LeafSpec(
                 tuple(leaf["shape"]), leaf["dtype"], leaf["kind"], leaf.get("layout", ""),
                 float(leaf.get("low", "-inf")), float(leaf.get("high", "inf")), tuple(leaf.get("n", ())),
+                tuple(leaf.get("start", ())),
             )
             for name, leaf in raw["observation"].items()
         }  # fmt: skip
         action = raw["action"]
         return EnvSpec(
             leaves,
-            ActionSpec(tuple(action["discrete"]), tuple(action["low"]), tuple(action["high"])),
+            ActionSpec(
+                tuple(action["discrete"]), tuple(action["low"]), tuple(action["high"]),
+                json.dumps(action["tree"]) if action.get("tree") else "",
+            ),
             int(raw.get("rows_per_env", 1)),
             int(raw.get("frame_skip", 1)),
             tuple(raw.get("info", ())),

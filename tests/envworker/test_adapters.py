@@ -48,7 +48,8 @@ def test_truncation_is_not_termination():
 def test_the_spec_says_what_the_environment_is():
     env = make("gym", "CartPole-v1", {}, {"info": ["x"]})
     assert env.spec["name"] == "CartPole-v1"
-    assert env.spec["action"] == {"discrete": [2], "low": [], "high": []}
+    tree = {"kind": "discrete", "at": 0, "start": 0}
+    assert env.spec["action"] == {"discrete": [2], "low": [], "high": [], "tree": tree}
     assert env.spec["info"] == ["x"]
     assert env.spec["render_fps"] == 50.0
     assert env.spec["frame_skip"] == 1

@@ -36,6 +36,7 @@ def test_bounds_are_given_only_where_they_are_finite():
     assert "high" not in leaf
 
 
+@pytest.mark.case("SPA-15")
 @pytest.mark.parametrize(
     ("shape", "layout"),
     [((3, 40, 48), "chw"), ((40, 48, 3), "hwc"), ((1, 84, 84), "chw"), ((84, 84, 4), "hwc"), ((7, 7, 3), "hwc"),
@@ -46,6 +47,7 @@ def test_image_layout_is_read_from_the_sizes(shape, layout):
     assert (leaf["kind"], leaf["layout"], leaf["shape"]) == ("image", layout, list(shape))
 
 
+@pytest.mark.case("SPA-15")
 @pytest.mark.parametrize("shape", [(3, 40, 3), (8, 8, 8), (4, 84, 3)])
 def test_an_ambiguous_image_asks_for_the_setting_and_takes_it(shape):
     space = spaces.Dict({"camera": spaces.Box(0, 255, shape, np.uint8)})
@@ -81,8 +83,9 @@ def test_codes_are_zero_based():
         0,
     )
     json = obs.to_json()
-    assert json["0"] == {"kind": "discrete", "shape": [1], "dtype": "int64", "n": [3]}
-    assert json["1"] == {"kind": "discrete", "shape": [2, 2], "dtype": "int64", "n": [2, 3, 4, 5]}
+    assert json["0"] == {"kind": "discrete", "shape": [1], "dtype": "int64", "n": [3], "start": [5]}
+    shifted = {"n": [2, 3, 4, 5], "start": [0, 1, 2, 3]}
+    assert json["1"] == {"kind": "discrete", "shape": [2, 2], "dtype": "int64", **shifted}
     flat = obs.flatten((7, np.array([[1, 3], [2, 7]])))
     assert flat["0"].tolist() == [2]
     assert flat["1"].tolist() == [[1, 2], [0, 4]]
@@ -242,6 +245,7 @@ def test_every_built_action_lies_in_its_space(space):
         create_empty_array(space)  # the space itself is a valid one
 
 
+@pytest.mark.case("SPA-04")
 def test_actions_keep_their_order_and_their_starts():
     actions = Actions(spaces.Dict({"a": spaces.Discrete(3, start=10), "b": spaces.Box(-1, 1, (2,), np.float64),
                                    "c": spaces.MultiDiscrete([2, 4], start=[5, 6])}))  # fmt: skip

@@ -255,11 +255,14 @@ def _gym_extra(entry_point: str) -> str:
 
 
 def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = False) -> Pool:
-    """A running pool of the config's environments (`config.env` with its numbers filled in).
+    """A running pool of the config's environments; how many and where is filled in where it is left open.
 
     ordered: whole groups in fixed order, for the deterministic modes.
     evaluation: the pool may run beside a training run, so its workers are not pinned to the cores of that run's.
     """
+    from pronghorn.config import resolve_env
+
+    config = resolve_env(config)
     env = config.env
     resolved = [resolve(name, *_arguments(config), python=env.python or None) for name in config.env_names]
     backends = sorted({one.backend for one in resolved})

@@ -793,6 +793,8 @@ def _merged(raw: Sequence[Mapping[str, Any]]) -> EnvSpec:
     for other in specs[1:]:
         _require_equal(first, other)
     info = tuple(dict.fromkeys(name for spec in specs for name in spec.info))
+    if any(spec.action.tree != first.action.tree for spec in specs):  # equal factors, put together differently
+        first = replace(first, action=replace(first.action, tree=""))
     return replace(first, info=info, name=",".join(dict.fromkeys(spec.name for spec in specs)))
 
 

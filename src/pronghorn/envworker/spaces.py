@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import numpy as np
 
 Path = Tuple[Any, ...]  # the keys and indices that lead to a part of a space
-Build = Callable[[Any, Any], Any]  # (discrete [D], continuous [C]) -> native action
+Build = Callable[[Any, Any], Any]  # (discrete [..., D], continuous [..., C]) -> native action
 
 ACTION_MASK = "action_mask"
 RESERVED = ("last_action", "last_reward")  # leaves that the trainer adds itself
@@ -96,7 +96,9 @@ class Leaf:
         self._top = np.asarray(extra["n"]).reshape(self.shape) if kind == "discrete" else None
 
     def to_json(self) -> Dict[str, Any]:
-        return dict(self.extra, shape=list(self.shape), dtype=self.dtype.name, kind=self.kind)
+        start = np.ravel(self.start)
+        shifted = {"start": start.tolist()} if start.any() else {}
+        return dict(self.extra, shape=list(self.shape), dtype=self.dtype.name, kind=self.kind, **shifted)
 
     def read(self, obs: Any) -> Any:
         """A fresh array (never an alias of the environment's own memory) of the leaf's shape and dtype."""
@@ -248,37 +250,42 @@ def _starts(space: Any, sizes: Any) -> Any:
 
 
 class Actions:
-    """Builds native actions of one space from D discrete factors and C continuous dimensions."""
+    """Builds native actions of one space from D discrete factors and C continuous dimensions.
+
+    tree: how they are put together, as JSON; `action_builder` reads it, also where the space itself is unknown.
+    """
 
     def __init__(self, space: Any) -> None:
         self.discrete: List[int] = []
         self.low: List[float] = []
         self.high: List[float] = []
-        self._build = self._compile(space, ())
+        self.tree = self._describe(space, ())
         if not self.discrete and not self.low:
             raise UnsupportedSpace("the action space has no parts at all")
+        self._build = action_builder(self.tree)
 
     @property
     def num_choices(self) -> int:
         return sum(self.discrete)
 
     def to_json(self) -> Dict[str, Any]:
-        return {"discrete": self.discrete, "low": self.low, "high": self.high}
+        return {"discrete": self.discrete, "low": self.low, "high": self.high, "tree": self.tree}
 
     def unflatten(self, discrete: Any, continuous: Any) -> Any:
         """The native action; its arrays are copies. discrete: [D] integers, 0-based; continuous: [C] floats."""
         return self._build(discrete, continuous)
 
-    def _compile(self, space: Any, path: Path) -> Build:
+    def _describe(self, space: Any, path: Path) -> Dict[str, Any]:
         kind = kind_of(space, path)
         if kind == "Dict":
-            parts = [(key, self._compile(part, (*path, key))) for key, part in space.spaces.items()]
-            return lambda d, c: {key: build(d, c) for key, build in parts}
+            parts: List[Any] = [[key, self._describe(part, (*path, key))] for key, part in space.spaces.items()]
+            return {"kind": "dict", "parts": parts}
         if kind == "Tuple":
-            builds = [self._compile(part, (*path, index)) for index, part in enumerate(space.spaces)]
-            return lambda d, c: tuple(build(d, c) for build in builds)
+            parts = [self._describe(part, (*path, index)) for index, part in enumerate(space.spaces)]
+            return {"kind": "tuple", "parts": parts}
         if kind == "Discrete":
-            return self._discrete(int(space.n), int(getattr(space, "start", 0)))
+            self.discrete.append(int(space.n))
+            return {"kind": "discrete", "at": len(self.discrete) - 1, "start": int(getattr(space, "start", 0))}
         if kind == "Box":
             return self._box(space, path)
         if kind == "MultiBinary":
@@ -287,18 +294,13 @@ class Actions:
         sizes = np.asarray(space.nvec, dtype=np.int64)
         return self._factors(sizes, _starts(space, sizes), space.dtype)
 
-    def _discrete(self, num_choices: int, start: int) -> Build:
-        index = len(self.discrete)
-        self.discrete.append(num_choices)
-        return lambda d, c: np.int64(d[index] + start)
-
-    def _factors(self, sizes: Any, starts: Any, dtype: Any) -> Build:
-        first = len(self.discrete)
+    def _factors(self, sizes: Any, starts: Any, dtype: Any) -> Dict[str, Any]:
+        at = len(self.discrete)
         self.discrete.extend(int(n) for n in sizes.ravel())
-        last = len(self.discrete)
-        return lambda d, c: (np.asarray(d[first:last]).reshape(sizes.shape) + starts).astype(dtype)
+        return {"kind": "factors", "at": at, "starts": np.asarray(starts).ravel().tolist(),
+                "shape": list(sizes.shape), "dtype": np.dtype(dtype).name}  # fmt: skip
 
-    def _box(self, space: Any, path: Path) -> Build:
+    def _box(self, space: Any, path: Path) -> Dict[str, Any]:
         dtype, low, high = np.dtype(space.dtype), np.asarray(space.low), np.asarray(space.high)
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise UnsupportedSpace(
@@ -307,13 +309,12 @@ class Actions:
             )
         if dtype.kind in "iub":
             return self._integer_box(low.astype(np.int64), high.astype(np.int64), dtype, path)
-        first = len(self.low)
+        at = len(self.low)
         self.low.extend(float(x) for x in low.ravel())
         self.high.extend(float(x) for x in high.ravel())
-        last = len(self.low)
-        return lambda d, c: np.array(c[first:last], dtype=dtype).reshape(space.shape)
+        return {"kind": "box", "at": at, "shape": list(space.shape), "dtype": dtype.name}
 
-    def _integer_box(self, low: Any, high: Any, dtype: Any, path: Path) -> Build:
+    def _integer_box(self, low: Any, high: Any, dtype: Any, path: Path) -> Dict[str, Any]:
         sizes = high - low + 1
         if sizes.size and sizes.max() > MAX_INTEGER_CHOICES:
             raise UnsupportedSpace(
@@ -321,3 +322,27 @@ class Actions:
                 "Make it a float Box and round in a wrapper." % (_where(path), sizes.max(), MAX_INTEGER_CHOICES)
             )
         return self._factors(sizes, low, dtype)
+
+
+def action_builder(tree: Dict[str, Any]) -> Build:
+    """The function that builds native actions from (discrete [..., D], continuous [..., C]), by `Actions.tree`.
+
+    With leading dimensions, every part of the result has them too. Arrays of the result are copies.
+    """
+    kind = tree["kind"]
+    if kind == "dict":
+        named = [(key, action_builder(part)) for key, part in tree["parts"]]
+        return lambda d, c: {key: build(d, c) for key, build in named}
+    if kind == "tuple":
+        builds = [action_builder(part) for part in tree["parts"]]
+        return lambda d, c: tuple(build(d, c) for build in builds)
+    at = tree["at"]
+    if kind == "discrete":
+        start = tree["start"]
+        return lambda d, c: np.int64(d[at] + start) if d.ndim == 1 else d[..., at] + start
+    shape, dtype = tuple(tree["shape"]), np.dtype(tree["dtype"])
+    end = at + int(np.prod(shape, dtype=np.int64))
+    if kind == "box":
+        return lambda d, c: np.array(c[..., at:end], dtype=dtype).reshape(c.shape[:-1] + shape)
+    starts = np.array(tree["starts"], np.int64)
+    return lambda d, c: (np.asarray(d)[..., at:end] + starts).astype(dtype).reshape(d.shape[:-1] + shape)

@@ -5,7 +5,10 @@ Every row plays a fixed share of the episodes, so that short ones are not counte
 
 from __future__ import annotations
 
+import csv
+import functools
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -30,7 +33,10 @@ BOOTSTRAP_RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Raw, undiscounted returns of finished episodes and what they say. policy: 'sampled' or 'deterministic'."""
+    """Raw, undiscounted returns of finished episodes and what they say. policy: 'sampled' or 'deterministic'.
+
+    human_normalized: mean return of each task that has published scores, 0 random and 100 human (percent).
+    """
 
     mean: float
     stderr: float
@@ -43,6 +49,7 @@ class Evaluation:
     policy: str
     episode_length_mean: float
     per_task: dict[str, float]
+    human_normalized: dict[str, float]
 
     def write(self, path: Path, *, checkpoint: str = "") -> None:
         """Write as JSON."""
@@ -217,19 +224,22 @@ def _summarise(
     done: list[tuple[float, int, int]], tasks: tuple[str, ...], policy: Policy, deterministic: bool
 ) -> Evaluation:
     returns = np.array([d[0] for d in done])
-    by_task = {task: returns[[d[2] == i for d in done]] for i, task in enumerate(tasks)}
+    task_ids = np.array([d[2] for d in done])
+    means = {task: float(returns[task_ids == i].mean()) for i, task in enumerate(tasks) if (task_ids == i).any()}
+    normalized = {task: human_normalized(task, mean) for task, mean in means.items()}
     return Evaluation(
         mean=float(returns.mean()),
         stderr=float(returns.std(ddof=1) / np.sqrt(len(returns))) if len(returns) > 1 else 0.0,
         median=float(np.median(returns)),
         iqm=interquartile_mean(returns),
-        iqm_ci95=bootstrap_iqm(returns),
+        iqm_ci95=bootstrap_iqm(returns, task_ids),
         episodes=len(returns),
         returns=returns.tolist(),
         checkpoint=policy.checkpoint,
         policy="deterministic" if deterministic else "sampled",
         episode_length_mean=float(np.mean([d[1] for d in done])),
-        per_task={task: float(r.mean()) for task, r in by_task.items() if len(r)},
+        per_task=means,
+        human_normalized={task: score for task, score in normalized.items() if score is not None},
     )
 
 
@@ -239,13 +249,40 @@ def interquartile_mean(values: NDArray[np.float64]) -> float:
     return float(np.sort(values)[cut : len(values) - cut].mean())
 
 
-def bootstrap_iqm(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the interquartile mean over episodes."""
-    n, cut = len(values), len(values) // 4
-    samples = np.random.default_rng(seed).choice(values, (BOOTSTRAP_RESAMPLES, n))
-    means = np.sort(samples, axis=1)[:, cut : n - cut].mean(axis=1)
+def bootstrap_iqm(
+    values: NDArray[np.float64], strata: NDArray[np.int64] | None = None, seed: int = 0
+) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the interquartile mean (Agarwal et al. 2021).
+
+    strata: [n] the task of each value; resampling keeps how many there are of each. None: one task.
+    """
+    rng = np.random.default_rng(seed)
+    strata = np.zeros(len(values), np.int64) if strata is None else strata
+    samples = np.concatenate(
+        [rng.choice(values[strata == s], (BOOTSTRAP_RESAMPLES, (strata == s).sum())) for s in np.unique(strata)], axis=1
+    )
+    cut = len(values) // 4
+    means = np.sort(samples, axis=1)[:, cut : len(values) - cut].mean(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
+
+
+@functools.cache
+def _human_scores() -> dict[str, tuple[float, float]]:
+    """(random, human) by 'benchmark:task', from human_scores.csv: Atari-57 (30 no-op starts) and DMLab-30."""
+    with open(Path(__file__).with_name("human_scores.csv"), newline="") as file:
+        return {f"{r['benchmark']}:{r['task']}": (float(r["random"]), float(r["human"])) for r in csv.DictReader(file)}
+
+
+def human_normalized(task: str, score: float) -> float | None:
+    """100 (score - random) / (human - random) of an environment's name, in percent; None where no scores are known.
+
+    'atari:MontezumaRevenge' and 'atari:montezuma_revenge' are the same game.
+    """
+    benchmark, _, name = task.partition(":")
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    found = _human_scores().get(f"{benchmark}:{snake}")
+    return None if found is None else 100.0 * (score - found[0]) / (found[1] - found[0])
 
 
 # ---------------------------------------------------------------- pictures

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronghorn.config import Config, ModelConfig, from_toml
+from pronghorn.envworker.spaces import action_builder
 from pronghorn.errors import CheckpointError, UsageError
 from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.ops.distributions import to_env
@@ -43,6 +44,7 @@ class Policy:
     ) -> None:
         self.model, self.config, self.spec, self.checkpoint = model.eval(), config, spec, checkpoint
         self.device = next(model.parameters()).device
+        self._build = action_builder(json.loads(spec.action.tree)) if spec.action.tree else None
         self._generator = torch.Generator(self.device).manual_seed(seed)
 
     @staticmethod
@@ -79,8 +81,8 @@ class Policy:
         deterministic: the most probable action instead of a sample.
         Raises UsageError: a leaf is missing or has a shape that fits neither one observation nor a batch.
 
-        The action is an int for a single Discrete action, else an integer array [D], a float array [C], or the pair of
-        both; each with a leading dimension for a batch. Discrete values start at 0.
+        The action is in the environment's own form, as `env.step` takes it (for a batch every array of it has a leading
+        dimension). For environments without a Gymnasium space (doom) it is an int, or an integer array [D].
         """
         leaves, batched = self._leaves(obs)
         num_rows = len(next(iter(leaves.values())))
@@ -133,8 +135,11 @@ class Policy:
                     f"The observation lacks '{name}'. This policy needs: {', '.join(self.spec.observation)}."
                 )
             value = np.asarray(found[name]).astype(leaf.dtype)
-            if value.shape != leaf.shape and value.shape == leaf.shape[:-1] and leaf.shape[-1:] == (1,):
-                value = value[..., None]  # a grey image without its channel axis
+            thin = leaf.shape[:-1]
+            if leaf.shape[-1:] == (1,) and value.shape != leaf.shape and value.shape in (thin, value.shape[:1] + thin):
+                value = value[..., None]  # a grey image without its channel axis, or a single code
+            if leaf.start:
+                value = value - np.array(leaf.start).reshape(leaf.shape)
             if value.shape not in (leaf.shape, value.shape[:1] + leaf.shape):
                 raise UsageError(
                     f"Observation '{name}' has shape {value.shape}; one is {leaf.shape}, a batch (N, *{leaf.shape})."
@@ -147,6 +152,9 @@ class Policy:
         if not batched:
             discrete, continuous = discrete[0], continuous[0]
         action = self.spec.action
+        if self._build is not None:
+            native = self._build(discrete, continuous)
+            return int(native) if isinstance(native, np.integer) else native
         if action.num_continuous and action.num_discrete:
             return discrete, continuous
         if action.num_continuous:
@@ -189,10 +197,11 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     return {
         "observation": {
             name: {"shape": leaf.shape, "dtype": leaf.dtype, "kind": leaf.kind, "layout": leaf.layout,
-                   "low": str(leaf.low), "high": str(leaf.high), "n": leaf.n}
+                   "low": str(leaf.low), "high": str(leaf.high), "n": leaf.n, "start": leaf.start}
             for name, leaf in spec.observation.items()
         },
-        "action": {"discrete": spec.action.discrete, "low": spec.action.low, "high": spec.action.high},
+        "action": {"discrete": spec.action.discrete, "low": spec.action.low, "high": spec.action.high,
+                   "tree": json.loads(spec.action.tree) if spec.action.tree else None},
         "rows_per_env": spec.rows_per_env,
         "frame_skip": spec.frame_skip,
         "info": spec.info,

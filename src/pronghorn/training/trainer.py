@@ -33,7 +33,6 @@ from pronghorn.config import (
     derive_seed,
     from_toml,
     resolve,
-    resolve_env,
     to_toml,
     validate,
     walk,
@@ -101,7 +100,7 @@ class _Run:
         _keep_memory_mapped()
         with contextlib.ExitStack() as cleanup:
             seed = config.seed if latest is None else derive_seed(config.seed, 3, latest.state["updates"])
-            self.pool: Pool = make_pool(resolve_env(config), seed=seed, ordered=config.deterministic)
+            self.pool: Pool = make_pool(config, seed=seed, ordered=config.deterministic)
             cleanup.callback(self.pool.close)
             given, self.config = dict(walk(config)), resolve(config, self.pool.spec)
             config = self.config
@@ -473,6 +472,8 @@ class _Run:
             self.run_dir,
         )
         _LOG.info("environments: %d rows, %d frames a step. %s", rows, self.pool.spec.frame_skip, describe)
+        seen = ", ".join(f"{name} ({leaf})" for name, leaf in self.pool.spec.observation.items())
+        _LOG.info("observation: %s. action: %s", seen, self.pool.spec.action)
         _LOG.info("model: %s parameters", f"{self.model.num_parameters:,}")
         batch = f"batches of {n.batch_unrolls} unrolls x {n.unroll_length} steps = {c.batch_samples} samples"
         if n.replay_fraction:

@@ -1,0 +1,146 @@
+"""A policy that was loaded: it speaks the environment's own language, and sees what the trainer saw."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import Env, spaces
+
+from pronghorn.config import Config, Hyperparameters, replace, resolve
+from pronghorn.envworker.spaces import Actions, Observations
+from pronghorn.evaluation.policy import Policy, build_model, load, spec_to_json
+from pronghorn.training.learner import compute_losses
+from pronghorn.training.store import Batch
+from pronghorn.training.trainer import train
+from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
+
+ENVS = Path(__file__).parents[1] / "learnable_envs.py"
+
+
+def trained(name: str, run_dir: Path, steps: int, **values: Any) -> Policy:
+    small = {
+        "env.workers": 1, "env.envs_per_worker": 8, "learner.unroll_length": 16, "learner.batch_unrolls": 8,
+        "learner.epochs": 2, "learner.lr": 1e-2, "model.mlp_layers": (16,), "threads": 1, "log.live": "off",
+        "log.tensorboard": False, "env.pin": "off",
+    }  # fmt: skip
+    built: Config = replace(Config(env=f"{ENVS}:{name}", run_dir=str(run_dir), steps=steps), small | values)
+    train(built)
+    return load(run_dir)
+
+
+def play(env: Env[Any, Any], policy: Policy, steps: int, deterministic: bool) -> tuple[float, list[Any]]:
+    """Mean return an episode, and the actions, in the environment itself."""
+    obs, _ = env.reset(seed=3)
+    state, total, actions, episodes = None, 0.0, [], 0
+    for _ in range(steps):
+        action, state = policy.act(obs, state, deterministic=deterministic)
+        actions.append(action)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        total += float(reward)
+        if terminated or truncated:
+            obs, _ = env.reset()
+            state, episodes = None, episodes + 1
+    return total / episodes, actions
+
+
+@pytest.fixture
+def envs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ENVS.parent))
+    import learnable_envs
+
+    yield learnable_envs
+    sys.modules.pop("learnable_envs", None)
+
+
+@pytest.mark.case("SPA-01")
+def test_offsets_are_the_same_in_training_and_in_a_loaded_policy(tmp_path: Path, envs: Any) -> None:
+    """Discrete(start != 0) as action and as observation: learned, then played with the environment's own numbers."""
+    policy = trained("Offset", tmp_path, steps=8_000)
+    mean, actions = play(envs.Offset(), policy, 400, deterministic=True)
+    assert mean > 7.9
+    assert set(actions) == {-1, 1}
+    assert all(type(action) is int for action in actions)
+    batch, _ = policy.act(np.array([5, 6, 7, 8]), deterministic=True)
+    assert batch.tolist() == [1, 1, -1, -1]
+
+
+@pytest.mark.case("SPA-01")
+def test_an_untrained_policy_takes_every_value_about_equally_often(tmp_path: Path, envs: Any) -> None:
+    policy = trained("Offset", tmp_path, steps=100, **{"learner.lr": 1e-6})
+    _, actions = play(envs.Offset(), policy, 3_000, deterministic=False)
+    counts = [actions.count(value) for value in (-1, 0, 1)]
+    assert sum(counts) == 3_000
+    assert min(counts) > 850  # 1,000 each; 6 standard deviations
+
+
+@pytest.mark.case("SPA-04")
+def test_a_dict_of_discrete_and_continuous_parts_is_learned_and_played(tmp_path: Path, envs: Any) -> None:
+    policy = trained("Jumper", tmp_path, steps=12_000)
+    mean, actions = play(envs.Jumper(), policy, 400, deterministic=True)
+    assert mean > 7.5  # random: 4
+    assert set(actions[0]) == {"jump", "move"}
+    batch, _ = policy.act(({"x": np.array([[0.5], [-0.5]])}, np.array([1, 0])), deterministic=True)
+    assert batch["jump"].tolist() == [1, 0]
+    assert np.sign(batch["move"]).tolist() == [[1.0], [-1.0]]
+
+
+NESTED = spaces.Dict(
+    {
+        "a": spaces.Tuple((spaces.Discrete(3, start=2), spaces.Box(-2, 2, (2, 2), np.float64))),
+        "b": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [0, 5]]),
+        "c": spaces.Dict({"keys": spaces.MultiBinary(3), "low": spaces.Box(-1, 2, (2,), np.int16)}),
+    }
+)
+
+
+@pytest.mark.case("SPA-18")
+@pytest.mark.parametrize("space", [NESTED, *NESTED.spaces.values(), spaces.Box(-1, 1, (60,), np.float32)], ids=str)
+def test_spaces_survive_the_way_there_and_back(space: spaces.Space[Any]) -> None:
+    """Observations reach the policy as they reach the worker; actions come out as the environment's space has them."""
+    actions = Actions(space)
+    spec = EnvSpec.from_json(
+        {"observation": Observations(space, 0).to_json(), "action": actions.to_json(), "name": "x"}
+    )
+    assert EnvSpec.from_json(spec_to_json(spec)) == spec
+    config = resolve(replace(Config(env="x:y"), {"env.workers": 1, "env.envs_per_worker": 1}), spec)
+    policy = Policy(build_model(config.model, spec), config, spec)
+    space.seed(1)
+    samples = [space.sample() for _ in range(5)]
+    for sample in samples:
+        seen, batched = policy._leaves(sample)
+        assert not batched
+        for name, expected in Observations(space, 0).flatten(sample).items():
+            assert seen[name].shape == (1, *expected.shape)
+            np.testing.assert_array_equal(seen[name][0], expected)
+        action, _ = policy.act(sample)
+        assert space.contains(np.int64(action) if isinstance(action, int) else action), action
+
+
+@pytest.mark.case("EVL-12")
+def test_the_player_scales_images_as_the_trainer_does() -> None:
+    """One uint8 image through the learner's forward pass and through `Policy.act`: equal features, value and policy."""
+    spec = EnvSpec({"obs": LeafSpec((40, 48, 3), "uint8", "image", "hwc", 0.0, 255.0)}, ActionSpec((4,)))
+    config = resolve(
+        replace(Config(env="x:y"), {"env.workers": 1, "env.envs_per_worker": 1, "model.core_size": 16}), spec
+    )
+    model = build_model(config.model, spec)
+    image = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 1, 40, 48, 3), np.uint8))
+    model.update_obs_norm({"obs": image})  # statistics that are not the identity
+    seen: list[torch.Tensor] = []
+    model.actor.encoder.register_forward_hook(lambda _m, _i, out: seen.append(out.detach().clone()))
+    zeros = torch.zeros(1, 1)
+    steps = {
+        "first": torch.ones(2, 1, dtype=torch.bool), "discrete": torch.zeros(1, 1, 1, dtype=torch.int64),
+        "continuous": torch.zeros(1, 1, 0), "log_prob": zeros, "value": zeros, "reward": zeros,
+        "terminated": zeros.bool(), "truncated": zeros.bool(), "truncation_value": zeros,
+    }  # fmt: skip
+    batch = Batch({"obs": image}, steps, model.initial_state(1), np.zeros((1, 1), np.int64))
+    compute_losses(model, batch, Hyperparameters.from_config(config), config.learner)
+    Policy(model, config, spec).act(image[0, 0].numpy())
+    learner, player = seen
+    torch.testing.assert_close(learner[:1], player, rtol=0.0, atol=1e-5)
