@@ -147,3 +147,10 @@ class Jumper(Env[Any, Any]):
     def _observe(self) -> Any:
         self.x, self.high = float(self.np_random.choice([-0.5, 0.5])), int(self.np_random.integers(2))
         return {"x": np.array([self.x])}, self.high
+
+
+def matches(mode: str = "NextStep", count: int = 8) -> Any:
+    """`count` of Match as one vector environment."""
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    return SyncVectorEnv([Match] * count, autoreset_mode=AutoresetMode(mode))

@@ -17,6 +17,7 @@ class ScriptedPool:
     """Row r observes [r, 10 * step]; its k-th episode is as long as `lengths[r]` says; reward = step.
 
     truncated: rows whose episodes are cut by a limit (the others terminate). The final observation is [r, 10 * length].
+    waits: rows whose end is told one recv late, after an INACTIVE one (next-step auto-reset).
     units: row → unit; whole units are delivered in turn, `per_recv` of them at a time.
     """
 
@@ -27,6 +28,7 @@ class ScriptedPool:
         lengths: Sequence[int],
         *,
         truncated: Sequence[int] = (),
+        waits: Sequence[int] = (),
         units: Sequence[int] | None = None,
         per_recv: int = 1,
         life_loss: Callable[[int, int], bool] = lambda row, step: False,
@@ -34,6 +36,7 @@ class ScriptedPool:
     ) -> None:
         self.spec, self.lengths, self.truncated, self.life_loss = spec, lengths, set(truncated), life_loss
         self.num_rows, self.per_recv = len(lengths), per_recv
+        self.waits, self._waiting = set(waits), set[int]()
         self.tasks, self.task_ids = ("scripted",), np.zeros(self.num_rows, np.int64)
         self.unit_ids = np.array(units if units is not None else [0] * self.num_rows, np.int64)
         self.step_of = np.zeros(self.num_rows, np.int64)
@@ -79,7 +82,14 @@ class ScriptedPool:
         return out
 
     def _advance(self, row: int, i: int, out: dict[str, NDArray[np.generic]]) -> None:
-        self.step_of[row] += 1
+        if row in self._waiting:
+            self._waiting.discard(row)
+        else:
+            self.step_of[row] += 1
+            if row in self.waits and self.step_of[row] == self.lengths[row]:
+                self._waiting.add(row)
+                out["event"][i], out["reward"][i] = Event.INACTIVE, 77.0
+                return
         step = int(self.step_of[row])
         out["reward"][i] = step
         if step == self.lengths[row]:

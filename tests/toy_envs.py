@@ -227,3 +227,58 @@ class Fragile(Counter):
         if self.total > 40:
             raise RuntimeError("fragile on purpose")
         return super().step(action)
+
+
+class Episodes(Env[Any, Any]):
+    """Observes row, episode, step and last action; episode n ends after 1 + (n + row) % 4 steps, by the end, by a limit
+    or by both in turn; the reward says what was done where. With a length, every reward is 1."""
+
+    def __init__(self, row: int = 0, length: int = 0) -> None:
+        self.observation_space = spaces.Dict({"where": spaces.Box(-1, 999, (3,), np.int64), "did": spaces.Discrete(3)})
+        self.action_space = spaces.Discrete(3)
+        self.row, self.length, self.episode, self.count = row, length, -1, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.episode, self.count = self.episode + 1, 0
+        return self._observe(0), {"level": 0.5}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        over = self.count == (self.length or 1 + (self.episode + self.row) % 4)
+        kind = self.episode % 3
+        reward = 1.0 if self.length else 100.0 * self.episode + 10.0 * self.count + action
+        info = {"level": float(self.count)}
+        return self._observe(int(action)), reward, over and kind != 1, over and kind != 0, info
+
+    def _observe(self, action: int) -> Any:
+        return {"where": np.array([self.row, self.episode, self.count]), "did": np.int64(action)}
+
+
+def vector_episodes(mode: str, count: int = 3, length: int = 0) -> Any:
+    """`count` of them as one vector environment of the given auto-reset mode."""
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    class Differently(SyncVectorEnv):
+        """Final observations under the name before Gymnasium 1.0, or as a dictionary of arrays."""
+
+        def step(self, actions: Any) -> Any:
+            *rest, infos = super().step(actions)
+            if "final_obs" in infos:
+                final = infos.pop("final_obs")
+                if mode == "OldName":
+                    infos["final_observation"] = final
+                else:
+                    ended = next(obs for obs in final if obs is not None)
+                    infos["final_obs"] = {
+                        key: np.stack([np.zeros_like(value) if obs is None else obs[key] for obs in final])
+                        for key, value in ended.items()
+                    }
+            return (*rest, infos)
+
+    makers = [lambda row=row: Episodes(row, length) for row in range(count)]
+    if mode in ("OldName", "Arrays"):
+        return Differently(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode("NextStep" if mode == "Unsaid" else mode))
+    if mode == "Unsaid":  # as Gymnasium 1.0
+        env.metadata = {k: v for k, v in env.metadata.items() if k != "autoreset_mode"}
+    return env

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import venv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +197,89 @@ def test_send_wants_exactly_the_rows_of_a_recv(start):
 
 def answer_rows(pool, rows):
     pool.send(np.array(rows), np.zeros((len(rows), 1), np.int64), np.zeros((len(rows), 0), np.float32))
+
+
+# ---------------------------------------------------------------------------------- auto-reset modes, many rows
+
+
+def stream(pool, num_steps):
+    """Per row: what the learner is to see, a tuple for each decision, however many recvs it took."""
+    decisions = {row: [] for row in range(pool.num_rows)}
+    open_ones, records = {}, []
+    while min(map(len, decisions.values())) < num_steps:
+        ready = receive(pool)
+        records += ready.records
+        final_rows = ready.rows[ready.final_index].tolist()
+        final = {row: {k: v[m] for k, v in ready.final_obs.items()} for m, row in enumerate(final_rows)}
+        actions = np.zeros((len(ready.rows), 1), np.int64)
+        for i, row in enumerate(ready.rows.tolist()):
+            if ready.event[i] == Event.INACTIVE:
+                actions[i] = 2  # ignored
+                continue
+            obs = (*ready.obs["where"][i].tolist(), *ready.obs["did"][i].tolist())
+            if ready.event[i] != FIRST:
+                last_obs = (*final[row]["where"].tolist(), *final[row]["did"].tolist()) if ready.truncated[i] else None
+                outcome = float(ready.reward[i]), bool(ready.terminated[i]), bool(ready.truncated[i])
+                decisions[row].append((*open_ones.pop(row), *outcome, ready.event[i] == LAST, last_obs, obs))
+            actions[i] = sum(obs) % 3
+            open_ones[row] = obs, int(actions[i, 0])
+        pool.send(ready.rows, actions, np.zeros((len(ready.rows), 0), np.float32))
+    return {row: steps[:num_steps] for row, steps in decisions.items()}, records
+
+
+MODES = ["NextStep", "Unsaid", "SameStep", "OldName", "Arrays", "Disabled"]
+
+
+@pytest.mark.case("EPI-06", "EPI-07")
+@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_auto_reset_mode_gives_the_transitions_of_a_plain_environment(start, mode, num_envs):
+    """Terminations, time limits and both at once, rows out of step: equal to rows that the worker resets itself."""
+    pool = start(toy("vector_episodes", mode=mode), envs_per_worker=num_envs, num_groups=num_envs)
+    assert (pool.num_rows, pool.spec.rows_per_env) == (3 * num_envs, 3)
+    found, records = stream(pool, 40)
+    for row in range(pool.num_rows):
+        alone = start(toy("Episodes", row=row % 3))
+        assert found[row] == stream(alone, 40)[0][0]
+        lengths = [record["length"] for record in records if record["row"] == row]
+        assert lengths == [1 + (n + row % 3) % 4 for n in range(len(lengths))]
+
+
+@pytest.mark.case("LOG-02")
+@pytest.mark.parametrize("mode", [*MODES, "one by one"])
+def test_lengths_and_returns_are_right_from_the_first_episode_to_the_last(start, mode):
+    env = toy("Episodes", length=3) if mode == "one by one" else toy("vector_episodes", mode=mode, length=3)
+    _, records = stream(start(env), 30)
+    assert len(records) >= 8
+    assert {(record["length"], record["return"]) for record in records} == {(3, 3.0)}
+
+
+def test_rows_of_a_vector_environment_come_back_after_a_death(start):
+    pool = start(toy("vector_episodes", mode="NextStep"), num_workers=2)
+    stream(pool, 5)
+    kill_worker(pool, 1)
+    seen = set()
+    for _ in range(30):
+        ready = receive(pool)
+        seen |= {(int(row), int(event)) for row, event in zip(ready.rows, ready.event, strict=True)}
+        keep = ready.event != LOST
+        pool.send(ready.rows[keep], np.zeros((keep.sum(), 1), np.int64), np.zeros((keep.sum(), 0), np.float32))
+    assert {(row, int(LOST)) for row in (3, 4, 5)} <= seen
+    assert not {(row, int(LOST)) for row in (0, 1, 2)} & seen
+    deadline = time.monotonic() + 20
+    while not {(row, int(FIRST)) for row in (3, 4, 5)} <= seen:
+        assert time.monotonic() < deadline
+        ready = receive(pool)
+        seen |= {(int(row), int(event)) for row, event in zip(ready.rows, ready.event, strict=True)}
+        pool.send(ready.rows, np.zeros((len(ready.rows), 1), np.int64), np.zeros((len(ready.rows), 0), np.float32))
+
+
+def test_tasks_of_vector_environments_are_dealt_by_environment(start):
+    one, two = toy("vector_episodes", mode="SameStep"), toy("vector_episodes", mode="NextStep")
+    pool = start(replace(one, name="a"), replace(two, name="b"), envs_per_worker=2)
+    assert pool.task_ids.tolist() == [0, 0, 0, 1, 1, 1]
+    with pytest.raises(EnvError, match="differ in the number of rows"):
+        start(one, replace(toy("vector_episodes", mode="SameStep", count=2), name="b"), envs_per_worker=2)
 
 
 # ------------------------------------------------------------------------------------------ order and seeds

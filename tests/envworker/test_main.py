@@ -75,7 +75,9 @@ def trainer(tmp_path):
 
 
 def test_event_numbers_are_those_of_the_trainer():
-    assert (protocol.FIRST, protocol.STEPPED, protocol.LAST) == (Event.FIRST, Event.STEP, Event.LAST)
+    adapters = protocol.adapters
+    assert (protocol.FIRST, adapters.STEPPED) == (Event.FIRST, Event.STEP)
+    assert (adapters.LAST, adapters.INACTIVE) == (Event.LAST, Event.INACTIVE)
 
 
 def test_a_whole_conversation(trainer):
@@ -83,7 +85,7 @@ def test_a_whole_conversation(trainer):
     assert kind == protocol.SPEC
     description = json.loads(payload)
     assert description["env_specs"] == [0]
-    assert description["specs"][0]["action"] == {"discrete": [3], "low": [], "high": []}
+    assert description["specs"][0]["action"]["discrete"] == [3]
     assert trainer.attach() == (protocol.READY, 0, 0, b"")
     a = trainer.arrays
     assert (a.event[0], a.obs["obs"][:, 0, 0].tolist()) == (Event.FIRST, [0, 0])

@@ -123,6 +123,27 @@ def test_the_state_of_an_unroll_is_the_one_before_its_first_step() -> None:
         assert replay.values[:-1, 0].tolist() == store.steps["value"][slot].tolist()
 
 
+@pytest.mark.case("EPI-06")
+def test_a_row_that_waits_for_its_reset_leaves_no_trace_in_the_unrolls() -> None:
+    """Next-step auto-reset: INACTIVE while the reset is under way, then the end. The stored unrolls are the same."""
+    runs = []
+    for waits in ((), (0, 1)):
+        sampler = make(ScriptedPool([3, 2, 100], truncated=[1], waits=waits), length=6, batch=8)
+        run(sampler, 12 if waits else 7)
+        slots = full_slots(sampler)[:3]
+        first = {int(sampler.store.obs["obs"][slot, 0, 0]): slot for slot in slots}
+        runs.append((sampler, first))
+    (plain, a), (waited, b) = runs
+    assert set(a) == set(b) == {0, 1, 2}
+    for row in a:
+        for name, array in plain.store.steps.items():
+            if name not in ("discrete", "log_prob"):  # the actions are drawn in another order
+                assert array[a[row]].tolist() == waited.store.steps[name][b[row]].tolist(), name
+        assert torch.equal(plain.store.obs["obs"][a[row]], waited.store.obs["obs"][b[row]])
+        assert torch.equal(plain.store.state[a[row]], waited.store.state[b[row]])
+    assert waited.num_steps < 12 * 3  # what was INACTIVE is no step
+
+
 @pytest.mark.case("EPI-10")
 def test_a_life_loss_ends_the_trace_but_neither_the_episode_nor_the_memory() -> None:
     pool = ScriptedPool([4], life_loss=lambda row, step: step == 2)

@@ -17,6 +17,7 @@ import pytest
 
 from pronghorn.config import Config, replace
 from pronghorn.errors import ConfigError, RunDirError, WorkerDied
+from pronghorn.evaluation.evaluate import evaluate
 from pronghorn.evaluation.policy import load
 from pronghorn.training.metrics import read_metrics
 from pronghorn.training.store import Store
@@ -61,6 +62,21 @@ def test_every_algorithm_learns_a_tiny_environment(values: dict[str, Any], tmp_p
     assert result.reason == "steps"
     assert result.return_mean is not None
     assert result.return_mean > 7.0  # random: 4, best: 8
+
+
+@pytest.mark.case("EPI-06")
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_vector_environment_is_learned_and_evaluated(mode: str, tmp_path: Path) -> None:
+    values = {"env.workers": 1, "env.envs_per_worker": 1, "env.args": {"mode": mode}, "learner.batch_unrolls": 8}
+    result = train(config(tmp_path / "run", "matches", steps=12_000, **values))
+    assert (result.return_mean or 0) > 7.0  # random: 4, best: 8
+    assert read_metrics(tmp_path / "run")[-1]["episode_length_mean"] == 8.0
+    policy = load(tmp_path / "run")
+    evaluation = evaluate(policy, policy.config, episodes=20, seed=0)
+    assert evaluation is not None
+    assert evaluation.mean > 7.0
+    assert evaluation.episode_length_mean == 8.0
+    assert evaluation.episodes == 20
 
 
 @pytest.mark.case("RNN-05")

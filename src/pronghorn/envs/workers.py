@@ -287,17 +287,10 @@ class WorkerPool:
         self._num_workers, self._envs_per_worker = num_workers, envs_per_worker
         self._cores = _cores(pin, num_workers)
         self._pin_asked = pin
-        self._units = _divide(num_workers, envs_per_worker, min(num_groups, envs_per_worker))
         self._num_groups = min(num_groups, envs_per_worker)
         self._next_group = 0  # ordered mode
-        self.num_rows = num_workers * envs_per_worker
-        self._unit_of_row = [unit for unit in self._units for _ in unit.rows]
-        # In fixed order a whole group stays together, even while it is held: what acts in one forward pass must not
-        # depend on what came first, an answer or a slot, as results differ in the last bit with the number of rows.
-        ids = [unit.group if ordered else i for i, unit in enumerate(self._units)]
-        self.unit_ids = np.array([i for i, unit in zip(ids, self._units, strict=True) for _ in unit.rows], np.int64)
         self.tasks = tuple(env.name for env in self._envs)
-        self.task_ids = np.arange(self.num_rows, dtype=np.int64) % len(self._envs)
+        self._number_rows(1)  # until the workers say how many rows an environment has
         self._generation = [0] * num_workers
         self._set_options: dict[str, Any] = {}
         self._frame: NDArray[np.uint8] | None = None
@@ -314,6 +307,18 @@ class WorkerPool:
         except BaseException:
             self.close()
             raise
+
+    def _number_rows(self, rows_per_env: int) -> None:
+        """Rows of an environment are consecutive, and so are the environments of a unit."""
+        self._rows_per_env = rows_per_env
+        self._units = _divide(self._num_workers, self._envs_per_worker, self._num_groups, rows_per_env)
+        self.num_rows = self._num_workers * self._envs_per_worker * rows_per_env
+        self._unit_of_row = [unit for unit in self._units for _ in unit.rows]
+        # In fixed order a whole group stays together, even while it is held: what acts in one forward pass must not
+        # depend on what came first, an answer or a slot, as results differ in the last bit with the number of rows.
+        ids = [unit.group if self._ordered else i for i, unit in enumerate(self._units)]
+        self.unit_ids = np.array([i for i, unit in zip(ids, self._units, strict=True) for _ in unit.rows], np.int64)
+        self.task_ids = np.arange(self.num_rows, dtype=np.int64) // rows_per_env % len(self._envs)
 
     # ---------------------------------------------------------------------------------------- the two calls
 
@@ -447,7 +452,8 @@ class WorkerPool:
             return None
         self._frame = None
         process.deadline = time.monotonic() + self._step_timeout_s
-        process.send_json(protocol.RENDER, {"env": self._rows_of(unit.worker).index(row)})
+        first_row = row - row % self._rows_per_env
+        process.send_json(protocol.RENDER, {"env": self._rows_of(unit.worker).index(first_row)})
         while self._frame is None and self._processes[unit.worker] is process:
             self._poll(_CHECK_EVERY_S)
         return self._picture()
@@ -495,6 +501,7 @@ class WorkerPool:
             self._poll(_CHECK_EVERY_S)
         processes = [process for process in self._processes if process is not None]
         self.spec = _merged([spec for process in processes for spec in (process.spec or {})["specs"]])
+        self._number_rows(self.spec.rows_per_env)
         self._map()
         for process in processes:
             self._attach(process)
@@ -523,7 +530,7 @@ class WorkerPool:
             protocol.ATTACH,
             {
                 "size": self._size, "arrays": self._layout, "worker": process.index, "rows": rows,
-                "groups": [[rows.index(row) for row in range(unit.start, unit.stop)] for unit in units],
+                "groups": [[rows.index(row) for row in self._first_rows(unit)] for unit in units],
                 "seeds": self._seeds(process.index), "info": self.spec.info,
             },
         )  # fmt: skip
@@ -549,9 +556,13 @@ class WorkerPool:
     def _units_of(self, worker: int) -> list[_Unit]:
         return self._units[worker :: self._num_workers]
 
+    def _first_rows(self, unit: _Unit) -> range:
+        """The first row of each environment of the unit."""
+        return range(unit.start, unit.stop, self._rows_per_env)
+
     def _rows_of(self, worker: int) -> list[int]:
-        """The worker's rows, in the order of its environments."""
-        return [row for unit in self._units_of(worker) for row in range(unit.start, unit.stop)]
+        """The first row of each of the worker's environments, in their order."""
+        return [row for unit in self._units_of(worker) for row in self._first_rows(unit)]
 
     def _seeds(self, worker: int) -> list[int]:
         return [derive_seed(self._seed, row, self._generation[worker]) for row in self._rows_of(worker)]
@@ -742,12 +753,12 @@ def _cores(pin: str, num_workers: int) -> list[int]:
     return allowed[:num_workers] if num_workers <= len(allowed) else []
 
 
-def _divide(num_workers: int, envs_per_worker: int, num_groups: int) -> list[_Unit]:
+def _divide(num_workers: int, envs_per_worker: int, num_groups: int, rows_per_env: int) -> list[_Unit]:
     """Units in the order of their rows: all workers' group 0, then all workers' group 1, ..."""
     units: list[_Unit] = []
     start = 0
     for group in range(num_groups):
-        size = envs_per_worker // num_groups + (group < envs_per_worker % num_groups)
+        size = rows_per_env * (envs_per_worker // num_groups + (group < envs_per_worker % num_groups))
         for worker in range(num_workers):
             units.append(_Unit(worker, group, start, start + size, np.arange(start, start + size)))
             start += size
@@ -808,6 +819,7 @@ def _require_equal(a: EnvSpec, b: EnvSpec) -> None:
         ("action (lower bounds)", a.action.low, b.action.low),
         ("action (upper bounds)", a.action.high, b.action.high),
         ("number of frames per step", a.frame_skip, b.frame_skip),
+        ("number of rows of an environment", a.rows_per_env, b.rows_per_env),
     ]
     for what, one, other in parts:
         if one != other:

@@ -30,6 +30,8 @@ import numpy as np
 
 from .spaces import Actions, ContractBroken, Observations
 
+STEPPED, LAST, INACTIVE = 1, 2, 4  # the numbers of pronghorn.types.Event
+
 PLUGINS = (  # id prefix, module that registers it, our extra, distribution
     ("ALE/", "ale_py", "atari", "ale-py"),
     ("MiniGrid-", "minigrid", "minigrid", "minigrid"),
@@ -171,6 +173,147 @@ class GymnasiumEnv:
             close()
 
 
+class VectorStep:
+    """What one step of an environment of k rows caused: a record a row, whatever the environment's auto-reset does.
+
+    event [k]: STEPPED, LAST (obs is already the next episode's first) or INACTIVE (the row waits: nothing to record).
+    final_obs: leaves [k, ...], valid where truncated.  info: {name: [k]}.
+    """
+
+    __slots__ = ("episode_over", "event", "final_obs", "info", "obs", "reward", "terminated", "truncated")
+
+    def __init__(self, obs: Dict[str, Any], reward: Any, terminated: Any, truncated: Any, info: Dict[str, Any]) -> None:
+        self.obs, self.info = obs, info
+        self.reward = np.array(reward, np.float64)  # copies: the environment may write its own arrays again
+        self.terminated, self.truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        self.episode_over = self.terminated | self.truncated
+        self.event = np.where(self.episode_over, LAST, STEPPED)
+        self.final_obs = obs
+
+
+class GymnasiumVectorEnv:
+    """A Gymnasium 1.x vector environment as one environment of k rows that step together.
+
+    Its three auto-reset modes give the same records: same-step, whose final observations lie in the infos; disabled,
+    where rows are reset here; and next-step, whose dummy step (last observation to first, action ignored) must not be
+    trained on: a row that ended is INACTIVE, and its record comes with the reset observation one step later.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        obs_keys: Sequence[str] = (),
+        image_layout: str = "",
+        frame_skip: int = 1,
+        info: Sequence[str] = (),
+        reset_options: Optional[Mapping[str, Any]] = None,
+        name: str = "",
+    ) -> None:
+        self.env, self.count = env, int(env.num_envs)
+        self.class_name = type(env).__name__
+        self._actions = Actions(env.single_action_space)
+        self._observations = Observations(
+            env.single_observation_space, self._actions.num_choices, obs_keys, image_layout
+        )
+        if frame_skip != 1:
+            raise ContractBroken("frame_skip = %d: a vector environment repeats its actions itself" % frame_skip)
+        self._info_names, self._options = tuple(info), dict(reset_options or {})
+        metadata = getattr(env, "metadata", None) or {}
+        # Gymnasium 1.0, before there was a choice, says nothing and resets in the next step
+        mode = metadata.get("autoreset_mode", "NextStep")
+        self._mode = str(getattr(mode, "value", mode))
+        if self._mode not in ("NextStep", "SameStep", "Disabled"):
+            raise ContractBroken("%s has the unknown auto-reset mode %r" % (self.class_name, mode))
+        self._held: Optional[VectorStep] = None  # next-step: the records of rows that ended in the last step
+        self.spec = {
+            "observation": self._observations.to_json(),
+            "action": self._actions.to_json(),
+            "rows_per_env": self.count,
+            "frame_skip": 1,
+            "info": list(self._info_names),
+            "render_fps": float(metadata.get("render_fps") or 30.0),
+            "name": name or self.class_name,
+        }
+
+    def reset(self, seed: Optional[int] = None) -> Dict[str, Any]:
+        self._held = None
+        obs, _ = self.env.reset(seed=seed, **({"options": dict(self._options)} if self._options else {}))
+        return self._observations.flatten(obs, self.count)
+
+    def step(self, discrete: Any, continuous: Any) -> VectorStep:
+        obs, reward, terminated, truncated, info = self.env.step(self._actions.unflatten(discrete, continuous))
+        flat_obs = self._observations.flatten(obs, self.count)
+        named = {name: _info_column(info, name) for name in self._info_names if name in info}
+        step = VectorStep(flat_obs, reward, terminated, truncated, named)
+        if not np.isfinite(step.reward).all():
+            raise ContractBroken("%s.step() returned the rewards %r; they must be finite" % (self.class_name, reward))
+        if self._mode == "NextStep":
+            return self._next_step(step)
+        if step.episode_over.any():
+            if self._mode == "SameStep":
+                step.final_obs = self._final_obs(info, step)
+            else:
+                options = dict(self._options, reset_mask=step.episode_over.copy())
+                step.final_obs = flat_obs
+                step.obs = self._observations.flatten(self.env.reset(options=options)[0], self.count)
+        return step
+
+    def _next_step(self, step: VectorStep) -> VectorStep:
+        """Hold the records of rows that ended now; deliver those held, whose reset observation has come."""
+        held, self._held = self._held, None
+        was_over = np.zeros(self.count, np.bool_) if held is None else held.episode_over.copy()
+        if step.episode_over.any():
+            self._held = VectorStep(step.obs, step.reward, step.terminated, step.truncated, {})
+        for array in (step.reward, step.terminated, step.truncated):
+            array[step.episode_over] = 0
+        step.event[step.episode_over], step.episode_over[:] = INACTIVE, was_over
+        if held is not None:
+            step.event[was_over] = LAST
+            for name in ("reward", "terminated", "truncated"):
+                getattr(step, name)[was_over] = getattr(held, name)[was_over]
+            step.final_obs = held.final_obs
+        return step
+
+    def _final_obs(self, info: Mapping[str, Any], step: VectorStep) -> Dict[str, Any]:
+        """Leaves [k, ...] of the final observations, from the infos of a same-step reset."""
+        for key in ("final_obs", "final_observation"):  # since Gymnasium 1.0; before
+            if key in info:
+                final = info[key]
+                break
+        else:
+            raise ContractBroken(
+                "%s resets in the same step, but its infos hold no 'final_obs' of the rows that ended" % self.class_name
+            )
+        leaves = {name: array.copy() for name, array in step.obs.items()}
+        for row in np.flatnonzero(step.episode_over).tolist():
+            for name, value in self._observations.flatten(_row_of(final, row)).items():
+                leaves[name][row] = value
+        return leaves
+
+    def render(self) -> Any:
+        """The picture of the first row."""
+        frames = self.env.render()
+        return None if frames is None or not len(frames) else np.asarray(frames[0], dtype=np.uint8)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _info_column(info: Mapping[str, Any], name: str) -> Any:
+    """[k] of a vector environment's infos, nan where its row did not report the entry (mask '_name')."""
+    given = np.asarray(info.get("_" + name, True), np.bool_)
+    return np.where(given, np.asarray(info[name], np.float64), np.nan)
+
+
+def _row_of(batch: Any, row: int) -> Any:
+    """One row of final observations: of an array of whole observations, or of the arrays that a dictionary holds."""
+    if isinstance(batch, Mapping):
+        return {key: _row_of(value, row) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_row_of(part, row) for part in batch)
+    return batch[row]
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, np.number, np.bool_)) and math.isfinite(float(value))
 
@@ -201,7 +344,7 @@ def make(
 
     kind 'gym':  target is an id of Gymnasium's registry ('CartPole-v1', 'package:Id-v0')
     kind 'call': target is 'module.path:function' or 'path/file.py:function'; it is called with kwargs and
-                 returns a Gymnasium environment or a flat one
+                 returns a Gymnasium environment, a Gymnasium vector environment or a flat one
     kind 'doom': target is a scenario's name
     """
     kwargs, options = dict(kwargs or {}), dict(options or {})
@@ -228,6 +371,8 @@ def flat(env: Any, name: str = "", options: Optional[Mapping[str, Any]] = None) 
         if options:
             raise ContractBroken("%s is a flat environment; the options %s do not apply" % (name, sorted(options)))
         return env
+    if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
+        return GymnasiumVectorEnv(env, name=name, **(options or {}))
     missing = [n for n in ("observation_space", "action_space", "reset", "step") if not hasattr(env, n)]
     if missing:
         raise ContractBroken(

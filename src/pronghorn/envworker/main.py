@@ -70,7 +70,7 @@ HEADER = struct.Struct("=BBHI")
 FRAME_SHAPE = struct.Struct("=III")
 START, ATTACH, STEP, RESEED, OPTION, RENDER, CLOSE = range(1, 8)
 SPEC, READY, ERROR, FRAME = range(16, 20)
-FIRST, STEPPED, LAST = 0, 1, 2  # the numbers of pronghorn.types.Event
+FIRST = 0  # the number of pronghorn.types.Event; the others come from the adapters
 NUM_SLOTS = 2
 
 Message = Tuple[int, int, int, bytes]
@@ -122,10 +122,7 @@ class Arrays:
 
 
 class SingleRow:
-    """One environment with one agent, and the one row of the map that it fills.
-
-    An environment with several agents is another class with the same `begin` and `advance`.
-    """
+    """One environment with one agent, and the one row of the map that it fills."""
 
     def __init__(self, env: Any, row: int, arrays: Arrays, info: Sequence[str]) -> None:
         self.env, self.row, self.arrays, self.info = env, row, arrays, list(enumerate(info))
@@ -157,7 +154,7 @@ class SingleRow:
             records.append(self._record())
             obs = self._reset(None)
         self._write(self._views[slot], obs)
-        a.reward[row], a.event[row] = reward, LAST if terminated or truncated else STEPPED
+        a.reward[row], a.event[row] = reward, adapters.LAST if terminated or truncated else adapters.STEPPED
         a.terminated[row], a.truncated[row], a.episode_over[row] = terminated, truncated, over
         for column, name in self.info:
             a.info[row, column] = info.get(name, np.nan)
@@ -182,13 +179,62 @@ class SingleRow:
             view[0] = value
 
 
+class ManyRows:
+    """One environment of several rows (see `adapters.GymnasiumVectorEnv`), and the rows of the map that it fills."""
+
+    def __init__(self, env: Any, row: int, arrays: Arrays, info: Sequence[str]) -> None:
+        self.env, self.arrays, self.info = env, arrays, list(info)
+        count = env.spec["rows_per_env"]
+        self.rows = slice(row, row + count)
+        self.episode_return, self.episode_steps = np.zeros(count), np.zeros(count, np.int64)
+        self.total_steps = 0
+
+    def begin(self, seed: Optional[int], slot: int) -> None:
+        """Start a new episode in every row and write the first observations."""
+        self.episode_return[:], self.episode_steps[:] = 0.0, 0
+        self._write(self.arrays.obs, self.env.reset(seed), slot)
+        a, rows = self.arrays, self.rows
+        a.event[rows], a.reward[rows] = FIRST, 0.0
+        a.terminated[rows] = a.truncated[rows] = a.episode_over[rows] = False
+        a.info[rows] = np.nan
+
+    def advance(self, slot: int, records: List[Dict[str, Any]]) -> None:
+        """One decision of every row; what the environment says is already one record a row."""
+        a, rows = self.arrays, self.rows
+        step = self.env.step(a.discrete[rows].copy(), a.continuous[rows].copy())
+        self.total_steps += 1
+        moved = step.event != adapters.INACTIVE
+        self.episode_return[moved] += step.reward[moved]
+        self.episode_steps[moved] += 1
+        if step.truncated.any():
+            self._write(a.final_obs, step.final_obs)
+        self._write(a.obs, step.obs, slot)
+        a.reward[rows], a.event[rows] = step.reward, step.event
+        a.terminated[rows], a.truncated[rows], a.episode_over[rows] = step.terminated, step.truncated, step.episode_over
+        for column, name in enumerate(self.info):
+            a.info[rows, column] = step.info.get(name, np.nan)
+        for i in np.flatnonzero(step.episode_over):
+            length, total = int(self.episode_steps[i]), float(self.episode_return[i])
+            records.append({"row": rows.start + int(i), "length": length, "return": total})
+            self.episode_return[i], self.episode_steps[i] = 0.0, 0
+
+    def _write(self, arrays: Dict[str, Any], obs: Dict[str, Any], slot: Optional[int] = None) -> None:
+        for name, array in arrays.items():
+            view = array[self.rows] if slot is None else array[slot, self.rows]
+            if obs[name].shape != view.shape:  # assignment would broadcast it silently
+                raise adapters.ContractBroken(
+                    "observation leaf '%s' has shape %s; the spec declares %s" % (name, obs[name].shape, view.shape)
+                )
+            view[...] = obs[name]
+
+
 class Worker:
     """The environments of one process, in groups that step in turn."""
 
     def __init__(self, channel: Channel, memory_fd: int) -> None:
         self._channel, self._memory_fd = channel, memory_fd
         self._envs: List[Any] = []
-        self._groups: List[List[Tuple[int, SingleRow]]] = []  # (environment's number, its row)
+        self._groups: List[List[Tuple[int, Any]]] = []  # (environment's number, its SingleRow or ManyRows)
         self._at_work = 0  # number of the environment at work, for error messages
         self._shared_at_work: Any = np.zeros(1, np.int32)  # the same, where the trainer sees it
         self._phase = "start"
@@ -227,8 +273,6 @@ class Worker:
             made = adapters.make(env["kind"], env["target"], env["kwargs"], env["options"])
             self._envs.append(made)
             spec = dict(made.spec, name=env["name"])
-            if spec.get("rows_per_env", 1) != 1:
-                raise adapters.ContractBroken("%s has several agents, which is not supported yet" % env["name"])
             if spec not in specs:
                 specs.append(spec)
             env_specs.append(specs.index(spec))
@@ -238,7 +282,9 @@ class Worker:
         """Map the shared arrays and begin every row."""
         arrays = Arrays(mmap.mmap(self._memory_fd, config["size"]), config["arrays"])
         os.close(self._memory_fd)
-        rows = [SingleRow(env, row, arrays, config["info"]) for env, row in zip(self._envs, config["rows"])]
+        kinds = [SingleRow if env.spec.get("rows_per_env", 1) == 1 else ManyRows for env in self._envs]
+        places = zip(kinds, self._envs, config["rows"])
+        rows: List[Any] = [kind(env, row, arrays, config["info"]) for kind, env, row in places]
         self._groups = [[(index, rows[index]) for index in group] for group in config["groups"]]
         self._shared_at_work = arrays.at_work[config["worker"] : config["worker"] + 1]
         gc.freeze()  # what lives for the whole run need not be visited by every collection

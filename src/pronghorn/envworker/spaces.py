@@ -15,7 +15,7 @@ Spaces are recognised by class name, so neither package is imported. Rules of th
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -100,8 +100,12 @@ class Leaf:
         shifted = {"start": start.tolist()} if start.any() else {}
         return dict(self.extra, shape=list(self.shape), dtype=self.dtype.name, kind=self.kind, **shifted)
 
-    def read(self, obs: Any) -> Any:
-        """A fresh array (never an alias of the environment's own memory) of the leaf's shape and dtype."""
+    def read(self, obs: Any, count: Optional[int] = None) -> Any:
+        """A fresh array (never an alias of the environment's own memory) of the leaf's shape and dtype.
+
+        count: obs is a batch of so many, and the result has that leading dimension.
+        """
+        lead = () if count is None else (count,)
         value = obs
         try:
             for key in self.path:
@@ -109,17 +113,17 @@ class Leaf:
         except (KeyError, IndexError, TypeError):
             raise ContractBroken("the observation lacks the leaf '%s' that its space declares" % self.name) from None
         array = np.asarray(value)  # lazy frame stacks become arrays here
-        if array.shape != self.source_shape:
+        if array.shape != lead + self.source_shape:
             raise ContractBroken(
                 "observation leaf '%s' has shape %s; its space declares %s"
-                % (self.name, array.shape, self.source_shape)
+                % (self.name, array.shape, lead + self.source_shape)
             )
         if array.dtype.kind not in self._accepts:
             raise ContractBroken(
                 "observation leaf '%s' has dtype %s, which does not fit the %s that its space declares"
                 % (self.name, array.dtype, self.dtype)
             )
-        out = np.array(array, dtype=self.dtype).reshape(self.shape)
+        out = np.array(array, dtype=self.dtype).reshape(lead + self.shape)
         return out if self._top is None else self._checked_codes(out)
 
     def _checked_codes(self, codes: Any) -> Any:
@@ -147,9 +151,9 @@ class Observations:
     def to_json(self) -> Dict[str, Any]:
         return {leaf.name: leaf.to_json() for leaf in self.leaves}
 
-    def flatten(self, obs: Any) -> Dict[str, Any]:
-        """{leaf: array} of one observation; arrays are copies."""
-        return {leaf.name: leaf.read(obs) for leaf in self.leaves}
+    def flatten(self, obs: Any, count: Optional[int] = None) -> Dict[str, Any]:
+        """{leaf: array} of one observation, or of a batch of `count`; arrays are copies."""
+        return {leaf.name: leaf.read(obs, count) for leaf in self.leaves}
 
     def _walk(self, space: Any, path: Path) -> None:
         name = "/".join(str(key) for key in path) or "obs"

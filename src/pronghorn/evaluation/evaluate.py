@@ -199,24 +199,26 @@ def _play(
             if quota[row] > 0:
                 done.append((float(returns[row]), int(lengths[row]), int(pool.task_ids[row])))
                 quota[row] -= 1
-        fresh = ready.rows[~moved | ready.episode_over]  # an episode that was lost with its worker does not count
+        begins = (ready.event == Event.FIRST) | ready.episode_over
+        fresh = ready.rows[begins | (ready.event == Event.LOST)]  # what was lost with its worker does not count
         returns[fresh], lengths[fresh] = 0.0, 0
-        answer = ready.event != Event.LOST
-        rows = ready.rows[answer]
-        if len(rows) == 0:
-            continue
-        first = ((ready.event == Event.FIRST) | ready.episode_over)[answer]
-        last_rewards[rows] = ready.reward[answer]
-        index = torch.from_numpy(rows)
-        part = type(state)(state.core[index], state.discrete[index], state.continuous[index], state.reward[index])
-        obs = {k: v[answer] for k, v in ready.obs.items()}
-        discrete, continuous, part = policy.step(
-            obs, part, torch.from_numpy(last_rewards[rows]), first, deterministic=deterministic
-        )
-        with torch.inference_mode():
-            for name in ("core", "discrete", "continuous", "reward"):
-                getattr(state, name)[index] = getattr(part, name)
-        pool.send(rows, discrete, continuous)
+        answer, acts = ready.event != Event.LOST, moved | (ready.event == Event.FIRST)
+        action = pool.spec.action
+        discrete = np.zeros((len(ready.rows), action.num_discrete), np.int64)
+        continuous = np.zeros((len(ready.rows), action.num_continuous), np.float32)
+        if acts.any():
+            rows = ready.rows[acts]
+            last_rewards[rows] = ready.reward[acts]
+            index = torch.from_numpy(rows)
+            part = type(state)(state.core[index], state.discrete[index], state.continuous[index], state.reward[index])
+            discrete[acts], continuous[acts], part = policy.step(
+                {k: v[acts] for k, v in ready.obs.items()}, part, torch.from_numpy(last_rewards[rows]), begins[acts],
+                deterministic=deterministic,
+            )  # fmt: skip
+            with torch.inference_mode():
+                for name in ("core", "discrete", "continuous", "reward"):
+                    getattr(state, name)[index] = getattr(part, name)
+        pool.send(ready.rows[answer], discrete[answer], continuous[answer])
     return _summarise(done, pool.tasks, policy, deterministic)
 
 

@@ -234,6 +234,8 @@ class Sampler:
         acting = _ACTS[ready.event]
         whole = bool(acting.all())
         rows = ready.rows if whole else ready.rows[acting]
+        if len(rows) == 0:  # all wait for something else than an action
+            return self._no_actions(len(ready.rows))
         begins = _begins_episode(ready)
         obs = self._with_history(ready.obs if whole else {k: v[acting] for k, v in ready.obs.items()}, rows)
         first = begins if whole else begins[acting]
@@ -271,10 +273,13 @@ class Sampler:
         some_continuous = to_env(continuous, spec, self.actor.continuous).cpu().numpy()
         if acting is None:
             return some_discrete, some_continuous
-        all_discrete = np.zeros((count, spec.num_discrete), np.int64)
-        all_continuous = np.zeros((count, spec.num_continuous), np.float32)
+        all_discrete, all_continuous = self._no_actions(count)
         all_discrete[acting], all_continuous[acting] = some_discrete, some_continuous
         return all_discrete, all_continuous
+
+    def _no_actions(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        spec = self.pool.spec.action
+        return np.zeros((count, spec.num_discrete), np.int64), np.zeros((count, spec.num_continuous), np.float32)
 
     # ------------------------------------------------------------ small parts
 
