@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pronghorn.cli import run
+from pronghorn.cli import parse_train, run
 from pronghorn.config import Config, replace
 from pronghorn.errors import CheckpointError, PronghornError, UnknownEnvError, UsageError
 from pronghorn.training.trainer import train
@@ -37,6 +37,11 @@ def pronghorn(*argv: str, timeout_s: float = 60.0) -> tuple[int, str, float]:
         (["train", "gym:CartPole-v1", "--learner.lrr", "1"], 2, "--learner.lr"),
         (["train", "gym:CartPole-v1", "--preset", "sf-dom"], 2, "Did you mean 'sf-doom'"),
         (["train"], 2, "No environment was named"),
+        (["train", "doom"], 2, "Example: doom:basic"),
+        (["train", "gym:CartPole-v1", "--seed", "-1"], 2, "seed = -1: must not be negative"),
+        (["train", "gym:CartPole-v1", "--model.core-size", "0"], 2, "model.core_size = 0: must be greater than 0"),
+        (["train", "gym:CartPole-v1", "--model.mlp-layers", "0"], 2, "model.mlp_layers = 0: must be greater than 0"),
+        (["train", "gym:CartPole-v1", "--max-lag", "-1"], 2, "more runs free"),
         (["tarin", "doom:basic"], 2, "no command 'tarin'"),
         (["eval", "/no/such/run"], 2, "no run directory"),
     ],
@@ -48,6 +53,39 @@ def test_a_wrong_command_is_one_clear_message_in_seconds(argv: list[str], code: 
     assert text in output
     assert "Traceback" not in output
     assert seconds < 10  # under 5 on an idle machine
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--learner.unroll-length", "10000000000"], "GiB are free"),
+        (["--model.core", "gru", "--model.core-size", "1000000"], "does not fit into memory"),
+        (["--learner.minibatches", "7"], "must divide"),
+        (["--log.wandb"], "pronghorn-rl[wandb]"),
+    ],
+)
+def test_a_start_that_fails_is_one_message_and_leaves_nothing_behind(
+    flags: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    small = ["--env.workers", "1", "--env.envs-per-worker", "2", "--log.live", "off"]
+    with pytest.raises(PronghornError) as info:
+        run(["train", "gym:CartPole-v1", "--run-dir", str(tmp_path / "run"), *small, *flags])
+    assert text in str(info.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    one = ["--env.workers", "1", "--env.envs-per-worker", "1"]
+    with pytest.raises(PronghornError, match="no licence found"):
+        run(["train", f"{TESTS / 'toy_envs.py'}:Unbuildable", "--run-dir", str(tmp_path), *one])
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_steps_may_be_written_as_powers_of_ten() -> None:
+    assert parse_train(["gym:CartPole-v1", "--steps", "2e6", "--frames", "1.5e3"])[1].steps == 2_000_000
+    assert parse_train(["gym:CartPole-v1", "--steps", "2e6", "--frames", "1.5e3"])[1].frames == 1_500
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "record", "watch", "report"])

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -189,6 +190,7 @@ def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
         base = apply_preset(base, preset)
     if file := _option(argv, "--config"):
         base = from_toml(Path(file), base)
+    argv = [_whole(value) if option in ("--steps", "--frames") else value for option, value in pairwise(["", *argv])]
     args = tyro.cli(
         TrainArgs,
         prog="pronghorn train ENV",
@@ -196,6 +198,15 @@ def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
         default=TrainArgs(settings=base),
     )
     return args, args.settings
+
+
+def _whole(text: str) -> str:
+    """'1e6' as '1000000'; anything else as it is."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return str(int(value)) if value.is_integer() else text
 
 
 def _saved_config(argv: list[str], base: Config) -> Config | None:

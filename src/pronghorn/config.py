@@ -424,6 +424,12 @@ def validate(config: Config) -> None:
     _positive("env.envs_per_worker", e.envs_per_worker)
     _positive("env.groups", e.groups)
     _positive("env.step_timeout_s", e.step_timeout_s)
+    for name in ("conv_features", "core_size", "core_layers", "initial_std"):
+        _positive(f"model.{name}", getattr(c.model, name))
+    for width in c.model.mlp_layers:
+        _positive("model.mlp_layers", width)
+    if c.seed < 0:
+        raise ConfigError("seed", c.seed, "must not be negative", "Give any whole number from 0 on.")
     for name in ("unroll_length", "batch_unrolls", "epochs", "minibatches", "lr", "reward_scale",
                  "rho_clip", "c_clip", "pg_rho_clip", "ppo_clip", "lr_kl_target"):  # fmt: skip
         _positive(f"learner.{name}", getattr(n, name))
@@ -435,7 +441,7 @@ def validate(config: Config) -> None:
             raise ConfigError(f"learner.{name.strip('_')}", value, "must lie in [0, 1]", "Try 0.99 or 0.95.")
     for name, limit in (("steps", c.steps), ("frames", c.frames), ("minutes", c.minutes), ("threads", c.threads)):
         _positive(name, limit)
-    _not_negative("max_lag", c.max_lag)
+    _not_negative("max_lag", c.max_lag, "0 takes turns, 1 overlaps, more runs free.")
     _positive("checkpoint.keep", c.checkpoint.keep)
     _not_negative("checkpoint.every_s", c.checkpoint.every_s)
     _not_negative("checkpoint.every_updates", c.checkpoint.every_updates)
@@ -501,9 +507,9 @@ def _positive(name: str, value: float | None) -> None:
         raise ConfigError(name, value, "must be greater than 0", "Leave it out for the default.")
 
 
-def _not_negative(name: str, value: float | None) -> None:
+def _not_negative(name: str, value: float | None, fix: str = "0 switches it off.") -> None:
     if value is not None and not value >= 0:
-        raise ConfigError(name, value, "must not be negative", "0 switches it off.")
+        raise ConfigError(name, value, "must not be negative", fix)
 
 
 def available_cores() -> int:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Observation = dict[str, NDArray[Any]]
 ADAPTER_PREFIX = "adapter."  # arguments for our adapter, not for the environment: adapter.frame_skip
 _PLANNED = {"dmlab": "DeepMind Lab levels", "pettingzoo": "PettingZoo games", "envpool": "EnvPool environments"}
+_EXAMPLES = {"doom": "doom:basic", "atari": "atari:Pong", "gym": "gym:CartPole-v1"}
 _registered: dict[str, str] = {}  # the one registry of the package: name -> 'module:function'
 
 
@@ -99,6 +100,8 @@ def resolve(
     if name in _registered:
         return ResolvedEnv(name, "worker", "call", _absolute(_registered[name]), kwargs, options)
     prefix, colon, target = name.partition(":")
+    if prefix in _EXAMPLES and not target:
+        raise UnknownEnvError(f"'{name}' lacks the name behind the colon. Example: {_EXAMPLES[prefix]}")
     if not colon or not target:
         raise UnknownEnvError(f"there is no environment '{name}'{_near(name)}")
     if prefix == "doom":

@@ -180,7 +180,12 @@ def load(run_dir: str | Path, *, best: bool = False, device: str = "cpu") -> Pol
 
 
 def load_checkpoint(run_dir: Path, *, best: bool = False) -> Checkpoint:
-    """The newest or the best checkpoint of a run."""
+    """The newest or the best checkpoint of a run. Raises CheckpointError."""
+    if best and not (run_dir / "best").is_dir():
+        raise CheckpointError(
+            f"{run_dir} has no best checkpoint, as it was not evaluated while it trained. Leave --best out, "
+            "or train with --eval.every-s 300."
+        )
     return load_latest(run_dir / ("best" if best else "checkpoints"))
 
 

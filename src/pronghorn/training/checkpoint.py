@@ -47,9 +47,13 @@ class Checkpoint:
 
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Create the run directory and hold its lock, so that two processes never write one run. Raises RunDirError."""
+    """Create the run directory and hold its lock, so that two processes never write one run. Raises RunDirError.
+
+    A start that fails before it has written anything leaves no directory behind.
+    """
     with contextlib.ExitStack() as stack:
         try:
+            is_new = not run_dir.exists()
             run_dir.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context(open(run_dir / "lock", "a"))
         except OSError as error:
@@ -63,7 +67,14 @@ def locked(run_dir: Path) -> Iterator[None]:
             pass  # no file locks on this platform
         except OSError as error:
             raise RunDirError(f"{run_dir} is in use by another process. Choose another with --run-dir.") from error
-        yield
+        try:
+            yield
+        except BaseException:
+            if [path.name for path in run_dir.iterdir()] == ["lock"]:
+                (run_dir / "lock").unlink()
+                if is_new:
+                    run_dir.rmdir()
+            raise
 
 
 def previous(run_dir: Path, *, resume: bool) -> Checkpoint | None:

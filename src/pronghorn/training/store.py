@@ -44,6 +44,11 @@ class Field(NamedTuple):
     dtype: type
     bootstrap: bool = False
 
+    @property
+    def num_bytes(self) -> int:
+        """Of one step."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
 
 def step_fields(action: ActionSpec) -> dict[str, Field]:
     """The record of one decision besides the observation. Buffers, batches and the wire format derive from it."""

@@ -17,11 +17,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
+import psutil
 import tomli_w
 import torch
 from rich.console import Console
@@ -39,14 +41,14 @@ from pronghorn.config import (
 )
 from pronghorn.envs.registry import make_pool
 from pronghorn.envs.registry import resolve as resolve_name
-from pronghorn.errors import PronghornError
+from pronghorn.errors import ConfigError, MissingExtraError, PronghornError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
 from pronghorn.evaluation.policy import build_model, spec_to_json
 from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker, LiveView, MetricsWriter
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
-from pronghorn.training.store import Replay, Store
+from pronghorn.training.store import Replay, Store, step_fields
 from pronghorn.types import Pool
 
 POLL_S = 0.1
@@ -83,6 +85,8 @@ def train(config: Config, *, resume: bool = False, started_at: float | None = No
     validate(config)
     for name in config.env_names:  # before anything is written
         resolve_name(name, python=config.env.python or None)
+    if config.log.wandb and find_spec("wandb") is None:
+        raise MissingExtraError("wandb", "wandb", "Logging to Weights & Biases")
     with checkpoints.locked(config.run_path):
         latest = checkpoints.previous(config.run_path, resume=resume)
         finished = _already_finished(config, latest)
@@ -116,8 +120,16 @@ class _Run:
         torch.use_deterministic_algorithms(config.deterministic)
         torch.set_num_threads(config.threads)
         leaves = sampled_leaves(spec, last_action=config.model.last_action, last_reward=config.model.last_reward)
-        self.model = build_model(config.model, spec).to(self.device)
-        actor = build_model(config.model, spec).to(self.device)
+        numbers = sum(f.num_bytes for f in step_fields(spec.action).values())
+        _require_memory(config, sum(leaf.num_bytes for leaf in leaves.values()) + numbers, self.pool.num_rows)
+        try:
+            self.model, actor = (build_model(config.model, spec).to(self.device) for _ in range(2))
+        except RuntimeError as error:
+            if "memory" not in str(error):
+                raise
+            sizes = f"core_size {config.model.core_size}, conv_features {config.model.conv_features}"
+            why = f"the network does not fit into memory ({error})"
+            raise ConfigError("model", sizes, why, "Lower the sizes of the [model] settings.") from None
         self.learner = Learner(config, self.model)
         self.tracker = EpisodeTracker(self.pool.num_rows, self.pool.tasks, self.pool.task_ids)
         self.best_return, self.previous_s = -float("inf"), 0.0
@@ -493,6 +505,18 @@ class _Run:
             self.run_dir, steps, steps * self.pool.spec.frame_skip, self.learner.updates, self._time_s(), self._reason,
             snapshot.get("return_mean"), self._eval_mean, code,
         )  # fmt: skip
+
+
+def _require_memory(config: Config, bytes_per_step: int, num_rows: int) -> None:
+    """Refuse a store of unrolls that this machine cannot hold, before the system starts to swap or kill."""
+    n, num_unrolls = config.learner, config.num_slots(num_rows) + config.learner.batch_unrolls  # and the batch's copy
+    if n.replay_fraction:
+        num_unrolls += n.replay_unrolls
+    need, free = num_unrolls * (n.unroll_length + 1) * bytes_per_step, psutil.virtual_memory().available
+    if need > free:
+        rule = f"makes {num_unrolls:,} unrolls that need {need / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free"
+        fix = "Lower it, --learner.batch-unrolls or the number of environments."
+        raise ConfigError("learner.unroll_length", n.unroll_length, rule, fix)
 
 
 def _already_finished(config: Config, latest: Checkpoint | None) -> Result | None:
