@@ -189,6 +189,9 @@ class LearnerConfig:
     """Share of each batch that is drawn from the last replay_unrolls unrolls instead of being fresh; 0: none."""
     replay_unrolls: int = 1000
     """Unrolls that the replay keeps, first in, first out (not saved: a resumed run starts with an empty one)."""
+    max_skipped: int = 19
+    """Optimiser steps in a row that are skipped, and counted, because a loss or gradient was not finite; one more ends
+    the run. 0: the first one does."""
     drop_over_lag: bool = False
     """Drop (and count) steps that are older than --max-lag instead of making the learner wait."""
 
@@ -452,6 +455,7 @@ def validate(config: Config) -> None:
     if not 0.0 <= n.replay_fraction < 1.0:
         raise ConfigError("learner.replay_fraction", n.replay_fraction, "must lie in [0, 1)", "Try 0.5.")
     _positive("learner.replay_unrolls", n.replay_unrolls)
+    _not_negative("learner.max_skipped", n.max_skipped, "0 ends the run at the first one.")
     if n.replay_fraction and c.deterministic:
         rule = "must be 0 with --deterministic: the replay is not saved, so a resumed run would differ"
         raise ConfigError("learner.replay_fraction", n.replay_fraction, rule, "Drop one of the two.")

@@ -121,8 +121,57 @@ def test_a_number_that_is_not_finite_is_a_counted_skip_and_then_an_error() -> No
     assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
     for _ in range(18):
         learner.iterate(batch)
-    with pytest.raises(PronghornError, match=r"20 optimiser steps in a row.*Look for NaN"):
+    with pytest.raises(PronghornError, match=r"20 optimiser steps in a row.*last good weights are saved"):
         learner.iterate(batch)
+
+
+@pytest.mark.case("FLT-12")
+@pytest.mark.parametrize("where", ["observation", "infinite observation", "reward", "gradient"])
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_what_is_not_finite_in_one_minibatch_reaches_neither_weights_nor_statistics(where: str, core: str) -> None:
+    """Even when the minibatches after it are whole."""
+    values = {"learner.epochs": 2 if core == "none" else 1, "learner.minibatches": 4, "model.core": core}
+    learner = learner_of(config_of(**values))
+    batch = act_out(learner.model)
+    if "observation" in where:
+        batch.obs["x"][2, 0, 1] = float("inf" if "infinite" in where else "nan")
+    elif where == "reward":
+        batch.steps["reward"][T - 1, 0] = float("nan")
+    else:
+        broken = iter([True] + 100 * [False])
+        learner.model.policy_head.weight.register_hook(lambda g: g * float("nan") if next(broken) else g)
+    learner.iterate(batch)
+    assert (learner.num_skipped > 0) == (where != "infinite observation")  # which the normaliser clips
+    assert all(tensor.isfinite().all() for tensor in learner.model.state_dict().values())
+    learner.iterate(act_out(learner.model, 1))
+    assert learner.updates > 0
+    assert all(tensor.isfinite().all() for tensor in learner.model.state_dict().values())
+
+
+@pytest.mark.case("FLT-12")
+def test_the_first_skip_ends_the_run_when_none_is_allowed() -> None:
+    learner = learner_of(config_of(**{"learner.max_skipped": 0}))
+    batch = act_out(learner.model)
+    batch.steps["reward"][2, 1] = float("nan")
+    with pytest.raises(PronghornError, match="1 optimiser steps in a row"):
+        learner.iterate(batch)
+
+
+@pytest.mark.parametrize("algo", ["appo", "impala", "ppo", "a2c"])
+def test_a_batch_of_one_step_learns_and_stays_finite(algo: str) -> None:
+    learner = learner_of(config_of(algo=algo, **{"model.core": "none"}))
+    batch = act_out(learner.model)
+    one = Batch(
+        {k: v[:2, :1] for k, v in batch.obs.items()},
+        {k: v[: 2 if k == "first" else 1, :1] for k, v in batch.steps.items()},
+        batch.state[:1],
+        batch.policy_lag[:1, :1],
+    )
+    for _ in range(5):
+        report = learner.iterate(one)
+    assert learner.num_skipped == 0
+    assert all(math.isfinite(x) for x in report.values())
+    assert all(p.isfinite().all() for p in learner.model.parameters())
 
 
 @pytest.mark.parametrize("core", ["gru", "none"])

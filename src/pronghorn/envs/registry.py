@@ -100,6 +100,8 @@ def resolve(
     if name in _registered:
         return ResolvedEnv(name, "worker", "call", _absolute(_registered[name]), kwargs, options)
     prefix, colon, target = name.partition(":")
+    if name.rstrip(":").endswith(".py"):
+        raise UnknownEnvError(f"'{name}' lacks the function to call. Example: {name.rstrip(':')}:make")
     if prefix in _EXAMPLES and not target:
         raise UnknownEnvError(f"'{name}' lacks the name behind the colon. Example: {_EXAMPLES[prefix]}")
     if not colon or not target:

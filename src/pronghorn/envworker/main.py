@@ -176,6 +176,7 @@ class SingleRow:
                 raise adapters.ContractBroken(
                     "observation leaf '%s' has shape %s; the spec declares %s" % (name, value.shape, view.shape[1:])
                 )
+            _require_finite(name, value)
             view[0] = value
 
 
@@ -225,7 +226,18 @@ class ManyRows:
                 raise adapters.ContractBroken(
                     "observation leaf '%s' has shape %s; the spec declares %s" % (name, obs[name].shape, view.shape)
                 )
+            _require_finite(name, obs[name])
             view[...] = obs[name]
+
+
+def _require_finite(name: str, value: Any) -> None:
+    """One NaN would spread through the network to every weight."""
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        shown = np.array2string(value, threshold=8, precision=3)
+        raise adapters.ContractBroken(
+            "observation leaf '%s' holds a number that is not finite: %s. Fix it in the environment, or replace such "
+            "numbers in a wrapper (numpy.nan_to_num)" % (name, shown)
+        )
 
 
 class Worker:

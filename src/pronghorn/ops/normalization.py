@@ -36,12 +36,16 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor, weights: Tensor | None = None) -> None:
-        """Merge a batch [..., *shape] into the moments; `weights` [...] counts each observation (None: 1)."""
+        """Merge a batch [..., *shape] into the moments; `weights` [...] counts each observation (None: 1).
+
+        An observation with an entry that is not finite is left out: one would spoil the moments for good.
+        """
         flat = x.reshape(-1, *self.mean.shape).double()
-        counts = torch.ones_like(flat[:, :1]) if self.mean.dim() else torch.ones_like(flat)
+        counts = flat.reshape(len(flat), -1).isfinite().all(1).double()
         if weights is not None:
-            counts = weights.reshape(-1, *[1] * self.mean.dim()).double()
-            flat = torch.where(counts > 0, flat, 0.0)  # what does not count may be nan
+            counts = counts * weights.reshape(-1).double()
+        counts = counts.reshape(-1, *[1] * self.mean.dim())
+        flat = torch.where(counts > 0, flat, 0.0)
         num_new = counts.reshape(len(flat), -1)[:, 0].sum()
         batch_mean = (flat * counts).sum(0) / num_new.clamp(min=1e-12)
         batch_squares = ((flat - batch_mean).square() * counts).sum(0)

@@ -21,7 +21,6 @@ from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.ops import losses, returns
 from pronghorn.training.store import Batch
 
-MAX_SKIPPED_IN_A_ROW = 20
 EPSILON_CORRECTION = 1e-6  # Espeholt et al. 2018, §5.2.2
 LR_BOUNDS = (1e-6, 1e-2)  # of the adaptive learning rate
 
@@ -71,7 +70,7 @@ class Learner:
 
     def iterate(self, batch: Batch) -> dict[str, float]:
         """Train on one batch. Returns the means of the reported numbers over its optimiser steps."""
-        weights = self._weights(batch)
+        weights, skipped = self._weights(batch), self.num_skipped
         estimate, once = self._estimate_once(batch, weights) if self.settings.estimates_once else (None, {})
         reports: list[dict[str, float]] = []
         targets: list[Tensor] = []
@@ -79,7 +78,8 @@ class Learner:
             result = compute_losses(self.model, part.batch, self.hyper, self.settings, part.weights, part.estimate)
             reports.append(self._update(result))
             targets.append(result.targets)
-        self._update_normalizers(batch, targets, weights)
+        if self.num_skipped == skipped:  # whatever was not finite must not get into the statistics either
+            self._update_normalizers(batch, targets, weights)
         self.version += 1
         self.steps += batch.num_fresh
         report = {k: float(np.mean([r[k] for r in reports if k in r])) for k in sorted({k for r in reports for k in r})}
@@ -116,14 +116,14 @@ class Learner:
         """A number is not finite: leave the weights alone, count it, and give up when it does not pass."""
         self.num_skipped += 1
         self._skipped_in_a_row += 1
-        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        if self._skipped_in_a_row > self.settings.max_skipped:
             bad = [
                 name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
             ]
             raise PronghornError(
-                f"{MAX_SKIPPED_IN_A_ROW} optimiser steps in a row had a loss or gradient that is not finite "
+                f"{self._skipped_in_a_row} optimiser steps in a row had a loss or gradient that is not finite "
                 f"(first such gradient: {bad[0] if bad else 'none, the loss itself'}). "
-                "Look for NaN in observations or rewards, or lower --learner.lr."
+                "The last good weights are saved. Lower --learner.lr, or look at the environment's observations."
             )
         return {k: v for k, v in report.items() if math.isfinite(v)}
 
@@ -174,8 +174,6 @@ class Learner:
 
     def _update_normalizers(self, batch: Batch, targets: list[Tensor], weights: Tensor | None) -> None:
         """Last, so that the statistics in use are those that the policy acted with (they are part of the version)."""
-        if self._skipped_in_a_row:  # whatever was not finite must not get into the statistics either
-            return
         with torch.no_grad():
             self.model.update_obs_norm({k: v[:-1] for k, v in batch.obs.items()}, weights)
             self.model.update_return_norm(torch.cat([t.flatten() for t in targets]))
