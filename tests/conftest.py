@@ -6,9 +6,16 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 CASES: dict[str, str] = tomllib.loads(Path(__file__).with_name("cases.toml").read_text())
 _COVERED = pytest.StashKey[set[str]]()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """The tests' networks are tiny: threads that wait for each other would cost more than they compute."""
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -154,3 +155,11 @@ def matches(mode: str = "NextStep", count: int = 8) -> Any:
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     return SyncVectorEnv([Match] * count, autoreset_mode=AutoresetMode(mode))
+
+
+class SlowMatch(Match):
+    """Match whose every step takes a while."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.02)
+        return super().step(action)

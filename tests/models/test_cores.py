@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pronghorn.models.cores import Core, CoreKind, make_core
+from pronghorn.models.cores import Core, CoreKind, RecurrentCore, make_core
 
 KINDS: list[CoreKind] = ["gru", "lstm"]
 T, B, F, H = 7, 3, 5, 4
@@ -132,3 +132,19 @@ def test_bf16_weights_keep_a_float32_state(kind: CoreKind) -> None:
     y, after = core.to(torch.bfloat16)(x, state, never())
     assert (y.dtype, after.dtype) == (torch.float32, torch.float32)
     torch.testing.assert_close(y, expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.case("RNN-02")
+def test_the_state_handed_on_is_that_after_the_episodes_own_steps() -> None:
+    """A core that counts: rows whose episodes began 3 and 7 steps ago hand on 3 and 7, wherever the unroll ends."""
+
+    class Counting(RecurrentCore):
+        def _step(self, gates: Tensor, state: Tensor, weight_hh: Tensor, bias_hh: Tensor) -> Tensor:
+            return state + 1.0
+
+    core = Counting(torch.nn.GRU(2, 1), states_per_layer=1)
+    first = torch.zeros(7, 3, dtype=torch.bool)
+    first[4, 0] = first[0, 1] = True
+    outputs, state = core(torch.zeros(7, 3, 2), torch.full((3, 1), 10.0), first)
+    assert state.flatten().tolist() == [3.0, 7.0, 17.0]
+    assert outputs[:, 0, 0].tolist() == [11.0, 12.0, 13.0, 14.0, 1.0, 2.0, 3.0]

@@ -204,6 +204,88 @@ def test_minibatches_are_a_partition_that_keeps_what_belongs_together(core: str,
     assert not torch.equal(parts[0].batch.steps["reward"], parts[2].batch.steps["reward"])  # drawn anew each epoch
 
 
+@pytest.mark.case("RNN-09")
+@pytest.mark.parametrize("core", ["gru", "none"])
+def test_no_minibatch_is_much_smaller_than_the_others(core: str) -> None:
+    config = config_of(**{"learner.epochs": 2, "learner.minibatches": 2, "model.core": core})
+    learner = learner_of(dataclasses.replace(config, learner=dataclasses.replace(config.learner, minibatches=6)))
+    rows = [act_out(learner.model, seed) for seed in range(10)]
+    batch = Batch(
+        {k: torch.cat([r.obs[k] for r in rows], 1)[:, :37] for k in rows[0].obs},
+        {k: torch.cat([r.steps[k] for r in rows], 1)[:, :37] for k in rows[0].steps},
+        torch.cat([r.state for r in rows])[:37],
+        np.zeros((T, 37), np.int64),
+    )
+    estimate, _ = learner._estimate_once(batch, None)
+    sizes = [part.batch.num_samples for part in learner._minibatches(Part(batch, None, estimate))][:6]
+    assert sizes == ([7 * T, *[6 * T] * 5] if core == "gru" else [37 * T // 6] * 6)
+
+
+def slow_estimate(column: dict[str, Any], config: Config) -> tuple[list[float], list[float]]:
+    """(targets, advantages) of one column, an episode's piece at a time, in plain Python floats: the definitions."""
+    n = config.learner
+    gamma, lambda_, length = n.gamma, n.lambda_, len(column["reward"])
+    targets, advantages = [0.0] * length, [0.0] * length
+    start = 0
+    for end in range(1, length + 1):
+        terminated, truncated = column["terminated"][end - 1], column["truncated"][end - 1]
+        if not (terminated or truncated or end == length):
+            continue
+        after = 0.0 if terminated else column["truncation_value"][end - 1] if truncated else column["value"][end]
+        values = [*column["value"][start:end], after]
+        trace = 0.0
+        for t in reversed(range(start, end)):
+            v, following = values[t - start], values[t - start + 1]
+            delta = column["reward"][t] + gamma * following - v
+            if n.advantage == "gae":
+                trace = delta + gamma * lambda_ * trace
+                targets[t], advantages[t] = v + trace, trace
+            else:
+                rho = min(1.0, math.exp(column["log_rho"][t]))
+                advantages[t] = delta + gamma * trace  # r + gamma v_{t+1} - V(x_t)
+                trace = rho * (delta + gamma * lambda_ * trace)
+                targets[t] = v + trace
+        start = end
+    return targets, advantages
+
+
+@pytest.mark.case("EPI-03", "COR-02", "COR-04")
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("core", ["none", "gru", "lstm"])
+@pytest.mark.parametrize("advantage", ["vtrace", "gae"])
+def test_targets_and_advantages_are_those_of_each_episode_alone(advantage: str, core: str, normalize: bool) -> None:
+    """Ends, limits and both at once, anywhere in the unrolls; with and without memory and normalised returns."""
+    config = config_of(
+        **{"learner.epochs": 2, "learner.advantage": advantage, "model.core": core, "learner.gamma": 0.9,
+           "model.normalize_returns": normalize, "learner.normalize_advantages": False}
+    )  # fmt: skip
+    learner = learner_of(config)
+    for seed in range(4):
+        batch = act_out(learner.model, seed)
+        rng = np.random.default_rng(100 + seed)
+        over = batch.steps["first"][1:]
+        kind = torch.from_numpy(rng.integers(0, 3, (T, B)))
+        batch.steps["terminated"] = over & (kind != 1)
+        batch.steps["truncated"] = over & (kind == 1)  # the sampler stores what is both as terminated
+        batch.steps["truncation_value"] = torch.from_numpy(rng.normal(0, 5, (T, B)).astype(np.float32))
+        batch.steps["log_prob"] += torch.from_numpy(rng.normal(0, 0.3, (T, B)).astype(np.float32))
+        estimate, _ = learner._estimate_once(batch, None)
+        with torch.no_grad():
+            out = learner.model(batch.obs, batch.state, batch.steps["first"])
+            distribution = learner.model.distribution(out.params[:-1], {k: v[:-1] for k, v in batch.obs.items()})
+            log_prob = distribution.log_prob(batch.steps["discrete"], batch.steps["continuous"])
+            log_rho = log_prob - batch.steps["log_prob"]
+            values = learner.model.denormalize_value(out.values)
+        for b in range(B):
+            names = ("reward", "terminated", "truncated", "truncation_value")
+            column = {name: batch.steps[name][:, b].tolist() for name in names}
+            column |= {"value": values[:, b].tolist(), "log_rho": log_rho[:, b].tolist()}
+            targets, advantages = slow_estimate(column, config)
+            assert estimate.targets[:, b].tolist() == pytest.approx(targets, abs=2e-5)
+            assert estimate.advantages[:, b].tolist() == pytest.approx(advantages, abs=2e-5)
+        learner.iterate(batch)  # so that the normalisers hold something
+
+
 @pytest.mark.parametrize(("advantage", "epochs"), [("vtrace", 1), ("vtrace", 2), ("gae", 1)])
 def test_targets_are_made_once_an_iteration_unless_each_sample_is_used_once(
     advantage: str, epochs: int, monkeypatch: pytest.MonkeyPatch
@@ -260,6 +342,7 @@ def test_a_ppo_ratio_is_not_weighted_twice() -> None:
     assert result.terms["policy_loss"].item() == pytest.approx(-(rho * advantage).mean().item(), abs=1e-5)
 
 
+@pytest.mark.case("ASY-05")
 def test_the_old_lag_is_dropped_only_when_asked_and_counted() -> None:
     for drop, expected in ((False, 0), (True, B)):
         learner = learner_of(config_of(**{"learner.drop_over_lag": drop}))

@@ -232,3 +232,24 @@ def test_every_terminal_reward_reaches_an_unroll() -> None:
     expected = sum(sum((s % n) + 1 for s in range(80)) for n in (3, 5, 7))
     assert rewards == expected
     assert ends == sum(80 // n for n in (3, 5, 7))
+
+
+@pytest.mark.case("ASY-03")
+def test_without_a_learner_sampling_stops_and_nothing_grows() -> None:
+    """Back-pressure: what is under way is bounded by the slots, however long the learner takes."""
+    pool = ScriptedPool([100, 100], units=[0, 1])
+    sampler = make(pool, length=4, batch=2, slots=5)
+    addresses = {name: tensor.data_ptr() for name, tensor in sampler.store.obs.items()}
+    run(sampler, 60)
+    sent = len(pool.sent)
+    run(sampler, 60)
+    assert len(pool.sent) == sent  # both rows wait, unanswered
+    assert sampler.num_steps <= 5 * 4 + 2
+    assert sampler.store.counts()["full"] == 5
+    assert len(sampler._held) == 2
+    taken = sampler.store.take(0, 0.0)
+    assert taken is not None
+    sampler.store.release(taken)
+    run(sampler, 4)
+    assert len(pool.sent) > sent  # and go on when there is room
+    assert addresses == {name: tensor.data_ptr() for name, tensor in sampler.store.obs.items()}

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+import pronghorn.training.trainer as trainer_module
 from pronghorn.config import Config, replace
 from pronghorn.errors import ConfigError, RunDirError, WorkerDied
 from pronghorn.evaluation.evaluate import evaluate
@@ -109,10 +110,48 @@ def test_several_tasks_have_returns_of_their_own(tmp_path: Path) -> None:
     assert {name for name in last if name.startswith("return_mean/")} == {f"return_mean/{n}" for n in both.split(",")}
 
 
+# ---------------------------------------------------------------- lag
+
+
+@pytest.mark.case("ASY-08")
+def test_a_straggler_holds_nobody_up_and_is_not_left_out(tmp_path: Path) -> None:
+    built = config(tmp_path / "run", steps=4_000, **{"env.envs_per_worker": 1, "learner.batch_unrolls": 2})
+    train(replace(built, {"env.id": f"{env('Match')},{env('SlowMatch')}"}))
+    last = read_metrics(tmp_path / "run")[-1]
+    fast, slow = (last[f"episodes/{env(name)}"] for name in ("Match", "SlowMatch"))
+    assert fast >= 3 * slow  # in lock-step both would play equally many
+    assert slow >= 4
+    assert last["samples_dropped"] == last["unrolls_lost"] == 0
+    assert max(m["policy_lag_max"] for m in read_metrics(tmp_path / "run") if "policy_lag_max" in m) <= 16
+
+
+@pytest.mark.case("ASY-05")
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_lag_of_old_weights_is_measured_and_what_is_over_the_limit_is_dropped_only_when_asked(
+    drop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sampler is given weights of five iterations ago."""
+    past: list[Any] = []
+
+    def late(self: Any, *, grant: bool) -> None:
+        past.append(self.newest)
+        self.publisher.latest = past[-6:][0]
+        if grant:
+            self.store.grant()
+
+    monkeypatch.setattr(trainer_module._Run, "_hand_over", late)
+    values = {"learner.drop_over_lag": drop, "max_lag": 4 if drop else 16, "log.every_s": 0.0}
+    train(config(tmp_path / "run", steps=40 * 128, **values))
+    lines = [m for m in read_metrics(tmp_path / "run") if "policy_lag_min" in m][10:]
+    assert min(m["policy_lag_min"] for m in lines) >= 5
+    assert all(m["policy_lag_min"] <= m["policy_lag_mean"] <= m["policy_lag_max"] for m in lines)
+    assert (lines[-1]["samples_dropped"] > 0) == drop
+
+
 # ---------------------------------------------------------------- reproducible, resumable
 
 
-@pytest.mark.case("ASY-06")
+@pytest.mark.case("ASY-05", "ASY-06")
 @pytest.mark.parametrize("max_lag", [0, 1])
 def test_two_deterministic_runs_and_a_resumed_one_are_bitwise_equal(max_lag: int, tmp_path: Path) -> None:
     values: dict[str, Any] = {

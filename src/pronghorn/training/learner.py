@@ -167,10 +167,12 @@ class Learner:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, 2, self.version))
         for _ in range(n.epochs):
             order = torch.randperm(count, generator=generator).to(whole.batch.state.device)
+            # tensor_split: sizes differ by one at most, so that no last minibatch is tiny (a batch without replay yet)
+            parts = order.tensor_split(min(n.minibatches, count))
             if single:
-                yield from _steps_apart(whole, order, n.minibatches)
+                yield from _steps_apart(whole, order, len(parts))
             else:
-                yield from (_columns(whole, index) for index in order.chunk(n.minibatches))
+                yield from (_columns(whole, index) for index in parts)
 
     def _update_normalizers(self, batch: Batch, targets: list[Tensor], weights: Tensor | None) -> None:
         """Last, so that the statistics in use are those that the policy acted with (they are part of the version)."""
@@ -298,7 +300,7 @@ def _steps_apart(whole: Part, order: Tensor, num_parts: int) -> Iterator[Part]:
 
     def parts(x: Tensor) -> Sequence[Tensor]:
         # one gather for the epoch; the parts are views of it
-        return x.flatten(0, 1)[order].unsqueeze(0).chunk(num_parts, 1)
+        return x.flatten(0, 1)[order].unsqueeze(0).tensor_split(num_parts, 1)
 
     assert whole.estimate is not None
     obs, steps = ({k: parts(v) for k, v in x.items()} for x in (whole.batch.obs, whole.batch.steps))
