@@ -12,7 +12,7 @@ import pytest
 
 from pronghorn.cli import parse_train, run
 from pronghorn.config import Config, replace
-from pronghorn.errors import CheckpointError, PronghornError, UnknownEnvError, UsageError
+from pronghorn.errors import CheckpointError, ConfigError, PronghornError, UnknownEnvError, UsageError
 from pronghorn.training.trainer import train
 
 TESTS = Path(__file__).parent
@@ -175,6 +175,33 @@ def test_report_is_one_page_and_a_picture(trained: Path, tmp_path: Path) -> None
     assert run(["report", str(trained), "--out", str(out), "--curve", str(curve)]) == 0
     assert "<svg" in out.read_text()
     assert curve.read_bytes().startswith(b"\x89PNG")
+
+
+def test_resume_with_another_environment_is_refused(trained: Path) -> None:
+    for env in ("gym:Acrobot-v1", "doom:basic"):
+        with pytest.raises(ConfigError, match=f"env.id = '?{env}'?: cannot change when a run is resumed"):
+            run(["train", env, "--run-dir", str(trained), "--resume", "--steps", "100"])
+
+
+def test_a_video_of_an_unknown_kind_is_refused(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"must end in .mp4.*Try .*agent.mp4"):
+        run(["record", str(trained), "--out", str(tmp_path / "agent.foo")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_eval_says_when_the_newest_checkpoint_was_damaged(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained, run_dir)
+    (last,) = (run_dir / "checkpoints").iterdir()
+    newer = last.with_name(f"{int(last.name) + 1:012d}")
+    shutil.copytree(last, newer)
+    (newer / "weights.safetensors").write_bytes(b"no")
+    assert run(["eval", str(run_dir), "--episodes", "1"]) == 0
+    assert "Passed over a damaged checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.case("RES-02")

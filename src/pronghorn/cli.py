@@ -19,7 +19,7 @@ import tyro
 
 from pronghorn import __version__
 from pronghorn.config import Config, EnvConfig, apply_preset, available_cores, from_toml, presets, validate
-from pronghorn.errors import PronghornError, UsageError
+from pronghorn.errors import ConfigError, PronghornError, UsageError
 
 _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at the speed of the hardware.
 
@@ -185,6 +185,9 @@ def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
     base = Config(env=EnvConfig(id=name))
     saved = _saved_config(argv, base)
     if saved is not None:
+        if name and name != saved.env.id:
+            raise ConfigError("env.id", name, f"cannot change when a run is resumed (it was {saved.env.id!r})",
+                              "Start a new run in another --run-dir.")  # fmt: skip
         base = saved
     elif preset := _option(argv, "--preset"):
         base = apply_preset(base, preset)

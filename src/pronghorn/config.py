@@ -589,14 +589,15 @@ def apply_preset(config: Config, name: str) -> Config:
 
 
 # Settings that a resumed run cannot change: its weights would not fit, or would mean something else.
-_STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "model.")
+# what the weights depend on, and the algorithm, whose other settings were filled in when the run began
+_STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "model.", "algo")
 
 
 def changed_settings(before: Config, after: Config) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """(name, (old, new)) of what a resumed run changes. Raises ConfigError for what it may not change."""
     old = dict(walk(before))
     for name, value in walk(after):
-        if old[name] == value:
+        if old[name] == value or value is None:  # None: left open, to be filled in
             continue
         if name.startswith(_STRUCTURAL):
             raise ConfigError(name, value, f"cannot change when a run is resumed (it was {old[name]!r})",

@@ -44,7 +44,8 @@ class MissingExtraError(PronghornError):
     """An optional package is absent."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package '{package}'. Install it: pip install 'pronghorn-rl[{extra}]'")
+        super().__init__(f"{purpose} needs the package '{package}'. Install it: pip install 'pronghorn-rl[{extra}]' "
+                         f"(in a clone: pip install -e '.[{extra}]')")
         self.package, self.extra = package, extra
 
 

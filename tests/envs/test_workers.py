@@ -720,6 +720,19 @@ def test_a_worker_that_prints_does_not_fill_the_disk(start, monkeypatch):
     wait_until(lambda: pool._poll(0.05) or log.stat().st_size == 0)
 
 
+def test_a_keeper_that_died_is_replaced_soon(start):
+    pool = start(toy(length=0))
+    keeper = pool._keeper.process
+    keeper.kill()
+    keeper.wait()
+
+    def replaced():
+        play(pool, 1)
+        return pool._keeper.process is not keeper and pool._keeper.process.poll() is None
+
+    wait_until(replaced)
+
+
 def test_a_keeper_that_died_is_replaced(start, caplog):
     pool = start(toy())
     keeper = pool._keeper.process

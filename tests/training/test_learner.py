@@ -286,6 +286,14 @@ def test_targets_and_advantages_are_those_of_each_episode_alone(advantage: str, 
         learner.iterate(batch)  # so that the normalisers hold something
 
 
+def test_a_stop_ends_the_iteration_after_its_present_step() -> None:
+    learner = learner_of(config_of(**{"learner.epochs": 50, "learner.minibatches": 4}))
+    asked = iter([False, False, True])
+    report = learner.iterate(act_out(learner.model), lambda: next(asked))
+    assert (learner.updates, learner.version) == (3, 1)
+    assert math.isfinite(report["loss"])
+
+
 @pytest.mark.parametrize(("advantage", "epochs"), [("vtrace", 1), ("vtrace", 2), ("gae", 1)])
 def test_targets_are_made_once_an_iteration_unless_each_sample_is_used_once(
     advantage: str, epochs: int, monkeypatch: pytest.MonkeyPatch

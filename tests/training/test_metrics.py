@@ -368,7 +368,7 @@ SOME = line(
     20_000,
     steps_per_s=2812.4,
     frames_per_s=11249.6,
-    episodes=40,
+    episodes=140,
     return_mean=0.5,
     episode_length_mean=43.25,
     policy_lag_min=0,
@@ -403,7 +403,7 @@ def test_the_panel_shows_every_number_within_80_columns() -> None:
     text = panel(live)
     assert all(len(row) <= 80 for row in text.splitlines())
     for shown in (
-        "doom:basic", "0.5", "best 0.7", "finished 40", "mean length 43.2 steps", "2,812 steps/s",
+        "doom:basic", "0.5", "best 0.7", "finished 140", "mean length 43.2 steps", "2,812 steps/s",
         "11,250 frames/s", "0 / 1.26 / 4 iterations", "policy -0.0123", "value 0.184", "entropy 1.02",
         "kl 0.0031", "grad norm 0.61", "waiting for envs 41%", "acting 38%", "idle 20%",
         "40,000 / 100,000 steps   40%", "ETA 0:00:21", "mean return 0.71 ± 0.01 over 100 episodes",
@@ -470,7 +470,21 @@ def test_output_that_is_no_terminal_gets_plain_lines() -> None:
     live.update(SOME)
     live.stop()
     assert "\x1b" not in out.getvalue()
-    assert out.getvalue().count("\n") == 2
+    assert out.getvalue().count("\n") == 1  # the last state had been shown already
+
+
+def test_the_time_before_the_view_counts_and_no_share_is_negative() -> None:
+    live = LiveView("title", total_seconds=60.0, console=Console(file=io.StringIO()), elapsed_s=15.0)
+    assert live._progress() == (pytest.approx(0.25, abs=0.01), pytest.approx(45.0, abs=0.5))
+    late = LiveView("title", total_seconds=3.0, console=Console(file=io.StringIO()), elapsed_s=10.0)
+    assert late._progress() == (1.0, 0.0)
+
+
+def test_the_best_return_waits_for_a_hundred_episodes() -> None:
+    live, _ = view(plain=False)
+    live.update({**SOME, "episodes": 5, "return_mean": 99.0})
+    live.update({**SOME, "episodes": 120, "return_mean": 0.5})
+    assert live._best == 0.5
 
 
 def test_a_terminal_gets_the_panel_and_messages_stay_above_it() -> None:

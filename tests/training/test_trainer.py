@@ -227,6 +227,16 @@ def test_a_changed_value_wins_on_resume_and_is_listed_but_structure_is_refused(t
         train(config(tmp_path, steps=600, **{"model.mlp_layers": (32,)}), resume=True)
 
 
+@pytest.mark.case("RES-09")
+def test_a_finished_run_is_not_resumed_as_another_one(tmp_path: Path) -> None:
+    """What may not change is refused even where there is nothing left to do, and so is another algorithm."""
+    train(config(tmp_path, steps=200))
+    for values in ({"model.mlp_layers": (9,)}, {"algo": "impala"}):
+        for steps in (200, 400):
+            with pytest.raises(ConfigError, match="cannot change when a run is resumed"):
+                train(config(tmp_path, steps=steps, **values), resume=True)
+
+
 def test_metrics_have_the_names_that_scripts_rely_on(tmp_path: Path) -> None:
     train(config(tmp_path, steps=3_000))
     last = [m for m in read_metrics(tmp_path) if "loss" in m][-1]

@@ -105,7 +105,9 @@ def resolve(
     if prefix in _EXAMPLES and not target:
         raise UnknownEnvError(f"'{name}' lacks the name behind the colon. Example: {_EXAMPLES[prefix]}")
     if not colon or not target:
-        raise UnknownEnvError(f"there is no environment '{name}'{_near(name)}")
+        own = " A name of your own is known only where register_env was called; elsewhere give module:function."
+        hint = "" if colon else own
+        raise UnknownEnvError(f"there is no environment '{name}'{_near(name)}{hint}")
     if prefix == "doom":
         return ResolvedEnv(name, "worker", "doom", _doom_scenario(target, here), kwargs, options)
     if prefix == "atari":

@@ -585,6 +585,7 @@ class WorkerPool:
                 self._read(process, exited)
 
     def _check(self, now: float) -> None:
+        self._keeper.check()
         for process in [process for process in self._processes if process is not None]:
             late = [unit for unit in self._units_of(process.index) if unit.deadline < now]
             if late or process.deadline < now:

@@ -128,6 +128,11 @@ class Keeper:
         self._groups.discard(pgid)
         self._tell("remove %d" % pgid)
 
+    def check(self) -> None:
+        """Start another if it died."""
+        if self.process.poll() is not None:
+            self._replace()
+
     def close(self) -> None:
         """All groups have been ended in order: let the keeper end too."""
         with contextlib.suppress(OSError):
@@ -151,9 +156,12 @@ class Keeper:
         try:
             _write(self.process, line)
         except OSError:
-            log.warning("the keeper process ended (status %s); starting another", self.process.poll())
-            self._end()
-            self.process = self._launch()
+            self._replace()
+
+    def _replace(self) -> None:
+        log.warning("the keeper process ended (status %s); starting another", self.process.poll())
+        self._end()
+        self.process = self._launch()
 
     def _end(self) -> None:
         assert self.process.stdin is not None

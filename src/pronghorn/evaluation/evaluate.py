@@ -29,6 +29,7 @@ from pronghorn.training.checkpoint import write_atomically
 from pronghorn.types import EnvSpec, Event, Pool
 
 BOOTSTRAP_RESAMPLES = 2000
+VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov")
 
 
 @dataclass(frozen=True)
@@ -346,6 +347,8 @@ def record(
     max_frames = round(seconds * fps)
     if max_frames < 1:
         raise UsageError(f"--seconds {seconds}: a video needs at least one frame ({1 / fps:.3g} s).")
+    if out.suffix not in VIDEO_SUFFIXES:
+        raise UsageError(f"--out {out}: must end in {', '.join(VIDEO_SUFFIXES)}. Try {out.with_suffix('.mp4')}.")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(".partial-" + out.name)
     count = 0

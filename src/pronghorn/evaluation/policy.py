@@ -7,6 +7,7 @@ action, state = policy.act(obs, state)      # state=None at the start of an epis
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,7 +187,7 @@ def load_checkpoint(run_dir: Path, *, best: bool = False) -> Checkpoint:
             f"{run_dir} has no best checkpoint, as it was not evaluated while it trained. Leave --best out, "
             "or train with --eval.every-s 300."
         )
-    return load_latest(run_dir / ("best" if best else "checkpoints"))
+    return load_latest(run_dir / ("best" if best else "checkpoints"), warn=lambda text: print(text, file=sys.stderr))
 
 
 def load_spec(run_dir: Path) -> EnvSpec:

@@ -7,7 +7,7 @@ the version goes up by one. Algorithms are choices of `LearnerConfig`, not class
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -68,8 +68,11 @@ class Learner:
         self.num_dropped = 0  # samples dropped under --learner.drop-over-lag
         self._skipped_in_a_row = 0
 
-    def iterate(self, batch: Batch) -> dict[str, float]:
-        """Train on one batch. Returns the means of the reported numbers over its optimiser steps."""
+    def iterate(self, batch: Batch, stopping: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Train on one batch. Returns the means of the reported numbers over its optimiser steps.
+
+        stopping: asked after each optimiser step; when it says so the iteration ends there.
+        """
         weights, skipped = self._weights(batch), self.num_skipped
         estimate, once = self._estimate_once(batch, weights) if self.settings.estimates_once else (None, {})
         reports: list[dict[str, float]] = []
@@ -78,6 +81,8 @@ class Learner:
             result = compute_losses(self.model, part.batch, self.hyper, self.settings, part.weights, part.estimate)
             reports.append(self._update(result))
             targets.append(result.targets)
+            if stopping():
+                break
         if self.num_skipped == skipped:  # whatever was not finite must not get into the statistics either
             self._update_normalizers(batch, targets, weights)
         self.version += 1

@@ -398,9 +398,10 @@ class LiveView:
         *,
         every_s: float = 10.0,
         console: Console | None = None,
+        elapsed_s: float = 0.0,
     ) -> None:
         """
-        total_steps, total_seconds: where the run will stop; seconds count from here on.
+        total_steps, total_seconds: where the run will stop.  elapsed_s: seconds that count already.
         plain: True for lines, False for the panel, None to look at the output.
         console: where to write; None is the standard output.
         """
@@ -410,8 +411,9 @@ class LiveView:
         self._console = console or Console()
         self._plain = not self._console.is_terminal or self._console.is_dumb_terminal if plain is None else plain
         self._every_s = every_s
-        self._started_s = time.monotonic()
+        self._started_s = time.monotonic() - elapsed_s
         self._next_line_s = 0.0
+        self._shown: dict[str, Any] | None = None  # what the last line was made of
         self._live: Live | None = None
         self._metrics: dict[str, Any] = {}
         self._curve: list[tuple[float, float]] = []  # (steps, return_mean)
@@ -429,9 +431,9 @@ class LiveView:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        elif self._plain and self._metrics and self._next_line_s != math.inf:
+        elif self._plain and self._metrics is not self._shown and self._metrics:
             self._print(self._line())
-            self._next_line_s = math.inf
+            self._shown = self._metrics
 
     def message(self, text: str) -> None:
         """Print a line above the panel."""
@@ -444,13 +446,15 @@ class LiveView:
         if "steps_per_s" in new:
             self._speed = 0.8 * self._speed + 0.2 * new["steps_per_s"] if self._speed else new["steps_per_s"]
         if math.isfinite(new.get("return_mean", math.nan)):
-            self._best = max(self._best, new["return_mean"])
+            if self._metrics.get("episodes", 0) >= _BEST_AFTER:  # the first episodes to end are the short ones
+                self._best = max(self._best, new["return_mean"])
             self._curve.append((self._metrics.get("steps", len(self._curve)), new["return_mean"]))
         if len(self._curve) > _MAX_CURVE_POINTS:
             self._curve = self._curve[::2]
         if self._plain and time.monotonic() >= self._next_line_s:
             self._next_line_s = time.monotonic() + self._every_s
             self._print(self._line())
+            self._shown = self._metrics
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -465,8 +469,9 @@ class LiveView:
             parts[-1] += f" ({done:.0%})"
         parts.append(self._speed_text("  "))
         if "return_mean" in self._metrics:
-            best, trend = _number(self._best), _TREND_WORDS[_trend(self._curve)]
-            parts.append(f"return {_number(self._metrics['return_mean'])} (best {best}, {trend})")
+            best = f"best {_number(self._best)}, " if math.isfinite(self._best) else ""
+            trend = _TREND_WORDS[_trend(self._curve)]
+            parts.append(f"return {_number(self._metrics['return_mean'])} ({best}{trend})")
             parts.append(f"episode length {_number(self._metrics.get('episode_length_mean', math.nan))}")
         else:
             parts.append(self._no_episode_text())
@@ -516,7 +521,7 @@ class LiveView:
         symbol, style = _TREND_SYMBOLS[_trend(self._curve)]
         text = Text.assemble(
             (_number(self._metrics["return_mean"]), "bold"), " ", (symbol, style),
-            ("   best ", "dim"), _number(self._best), "   ",
+            ("   best ", "dim"), _number(self._best) if math.isfinite(self._best) else "–", "   ",
         )  # fmt: skip
         return text.append(_sparkline(self._curve, max(width - len(text), 8)), "cyan")
 
@@ -587,6 +592,7 @@ class LiveView:
 
 
 _ALARMS = ("restarts", "lost")
+_BEST_AFTER = 100  # episodes
 _TREND_WORDS = {1: "rising", 0: "flat", -1: "falling"}
 _TREND_SYMBOLS = {1: ("↗", "green"), 0: ("→", "dim"), -1: ("↘", "red")}
 

@@ -106,7 +106,8 @@ class Store:
     """Preallocated unrolls of one policy, with the bookkeeping of who owns which slot.
 
     The lag rule lives in `take`: a batch is only handed out if every unroll that stays behind can still enter a
-    later batch within `max_lag`. With `turns` (max_lag 0 and 1) writers start an unroll only against a ticket.
+    later batch within `max_lag` (with `waits` off they may get older). With `turns` (max_lag 0 and 1) writers start an
+    unroll only against a ticket.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Store:
         state_size: int,
         batch_unrolls: int,
         max_lag: int,
+        waits: bool = True,
         device: torch.device,
     ) -> None:
         self.num_slots, self.unroll_length = num_slots, unroll_length
@@ -135,6 +137,7 @@ class Store:
         }
         self.state = torch.zeros((num_slots, state_size), device=device)
         self.turns = max_lag <= 1
+        self._waits = waits and not self.turns
         self.num_discarded = 0
         self.closed = False
         self._tickets = 0
@@ -254,7 +257,7 @@ class Store:
             return None
         oldest_first = full[np.lexsort((self._order[full], self._started[full]))]
         batch = oldest_first[: self.batch_unrolls]
-        return batch if self.turns or self._within_lag(batch, version) else None
+        return batch if not self._waits or self._within_lag(batch, version) else None
 
     def _within_lag(self, batch: Slots, version: int) -> bool:
         """Whether every unroll left behind can still enter a batch at a lag of at most max_lag.

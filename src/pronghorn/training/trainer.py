@@ -53,8 +53,9 @@ from pronghorn.types import Pool
 
 POLL_S = 0.1
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-if hasattr(signal, "SIGUSR1"):
-    EXIT_CODES[signal.SIGUSR1] = 138
+for _name, _code in (("SIGUSR1", 138), ("SIGHUP", 129)):
+    if hasattr(signal, _name):
+        EXIT_CODES[getattr(signal, _name)] = _code
 
 _LOG = logging.getLogger("pronghorn")
 
@@ -89,6 +90,8 @@ def train(config: Config, *, resume: bool = False, started_at: float | None = No
         raise MissingExtraError("wandb", "wandb", "Logging to Weights & Biases")
     with checkpoints.locked(config.run_path):
         latest = checkpoints.previous(config.run_path, resume=resume)
+        if latest:
+            list(changed_settings(from_toml(config.run_path / "config.toml"), config))  # refuses what may not change
         finished = _already_finished(config, latest)
         if finished:
             return finished
@@ -102,6 +105,8 @@ class _Run:
         self.started_at, self.latest = started_at, latest
         self.run_dir = config.run_path
         _keep_memory_mapped()
+        if config.log.live != "off":
+            print(f"starting {', '.join(config.env_names)} ...", file=sys.stderr)  # engines take seconds to start
         with contextlib.ExitStack() as cleanup:
             seed = config.seed if latest is None else derive_seed(config.seed, 3, latest.state["updates"])
             self.pool: Pool = make_pool(config, seed=seed, ordered=config.deterministic)
@@ -144,6 +149,7 @@ class _Run:
             state_size=actor.state_size,
             batch_unrolls=config.fresh_unrolls,
             max_lag=config.max_lag,
+            waits=not config.learner.drop_over_lag,
             device=self.device,
         )
         fraction, kept = config.learner.replay_fraction, config.learner.replay_unrolls
@@ -247,7 +253,7 @@ class _Run:
             ahead = overlap and not ends and not saves  # a save starts from nothing in progress
             if ahead:
                 self._hand_over(grant=True)
-            report = self._timed("train", self.learner.iterate, batch)
+            report = self._timed("train", self.learner.iterate, batch, self._stop.is_set)
             with self._lock:
                 self._reports.append(report)
             self.newest = self._timed("publish", Snapshot.of, self.model, self.learner.version)
@@ -297,7 +303,9 @@ class _Run:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        old = {number: signal.signal(number, self._on_signal) for number in EXIT_CODES}
+        hangup = getattr(signal, "SIGHUP", None)  # which nohup has set to be ignored
+        wanted = [n for n in EXIT_CODES if n != hangup or signal.getsignal(n) != signal.SIG_IGN]
+        old = {number: signal.signal(number, self._on_signal) for number in wanted}
         try:
             yield
         finally:
@@ -309,6 +317,9 @@ class _Run:
             self.pool.close()
             os._exit(EXIT_CODES[signal.Signals(number)])
         self._signal = number
+        name = signal.Signals(number).name
+        if self.config.log.live != "off":
+            os.write(2, f"\n{name}: saving and stopping; once more ends at once\n".encode())  # safe in a handler
 
     # ------------------------------------------------------------ evaluation
 
@@ -447,7 +458,10 @@ class _Run:
 
     def _stage_shares(self, span_s: float) -> dict[str, float]:
         now = {**_prefixed("sampler", self.sampler.seconds), **_prefixed("learner", self._learner_s)}
-        return {name: (value - self._stage_marks[name]) / span_s for name, value in now.items()}
+        spent = {name: value - self._stage_marks[name] for name, value in now.items()}
+        # A stage is booked when it ends, so one that began before the interval may be longer than it.
+        whole = {t: max(span_s, sum(v for k, v in spent.items() if k.startswith(t))) for t in ("sampler", "learner")}
+        return {name: value / whole[name.split(":")[0]] for name, value in spent.items()}
 
     def _timed(self, stage: str, function: Any, *args: Any) -> Any:
         start = time.perf_counter()
@@ -461,13 +475,13 @@ class _Run:
     def _make_view(self) -> LiveView:
         config = self.config
         frames_as_steps = config.frames // self.pool.spec.frame_skip if config.frames else None
-        left_s = 60.0 * config.minutes - (time.time() - self.started_at) if config.minutes else None
         return LiveView(
             ", ".join(config.env_names),
             config.steps or frames_as_steps,
-            left_s,
+            60.0 * config.minutes if config.minutes else None,
             {"auto": None, "rich": False, "plain": True, "off": True}[config.log.live],
             console=Console(quiet=config.log.live == "off"),
+            elapsed_s=time.time() - self.started_at,
         )
 
     def _say_what_runs(self) -> None:
