@@ -46,7 +46,7 @@ def test_a_doom_scenario():
         ("CartPole-v1", "no environment 'CartPole-v1'. Did you mean: gym:CartPole-v1"),
         ("basic", "Did you mean: doom:basic"),
         ("zzzzzzzz", "`pronghorn envs` lists the names"),
-        ("doom:", "no environment 'doom:'"),
+        ("doom:", "'doom:' lacks the name"),
         ("dmlab:explore", "DeepMind Lab levels are not supported in this version"),
         ("pettingzoo:pong", "PettingZoo games are not supported in this version"),
         ("envpool:Pong-v5", "EnvPool environments are not supported in this version"),
