@@ -396,7 +396,7 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     defaults = dict(tables["common"])
     for name in kinds:
         defaults |= tables["kind"][name]
-    defaults |= tables["algorithm"][config.algo]
+    defaults |= tables["algorithm"][config.algo] | tables["pair"].get(f"{kind}-{config.algo}", {})
     config = with_defaults(resolve_env(config), defaults)
     config = with_defaults(config, {"threads": available_cores()})
     num_rows = config.num_envs * spec.rows_per_env

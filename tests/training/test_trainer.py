@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import pronghorn.training.trainer as trainer_module
-from pronghorn.config import Config, replace
+from pronghorn.config import Config, replace, walk
 from pronghorn.errors import ConfigError, RunDirError, WorkerDied
 from pronghorn.evaluation.evaluate import evaluate
 from pronghorn.evaluation.policy import load
@@ -40,6 +40,21 @@ def env(name: str, file: str = "learnable_envs.py") -> str:
 def config(run_dir: Path, name: str = "Match", **values: Any) -> Config:
     built: Config = replace(Config(env=env(name), run_dir=str(run_dir)), SMALL | values)
     return built
+
+
+def flags_of(values: dict[str, Any]) -> list[str]:
+    """Settings that differ from the defaults, as the command line takes them."""
+    argv: list[str] = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if value == dict(walk(Config()))[name]:
+            continue
+        if isinstance(value, bool):
+            *groups, last = flag.split(".")
+            argv.append("--" + ".".join([*groups, last if value else "no-" + last]))
+        else:
+            argv += ["--" + flag, *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return argv
 
 
 def shas(run_dir: Path) -> dict[int, str]:
@@ -160,9 +175,12 @@ def test_two_deterministic_runs_and_a_resumed_one_are_bitwise_equal(max_lag: int
     }  # fmt: skip
     whole = train(config(tmp_path / "whole", "Recall", steps=20 * 128, **values))
     again = train(config(tmp_path / "again", "Recall", steps=20 * 128, **values))
-    train(config(tmp_path / "parts", "Recall", steps=6 * 128, **values))
-    parts = train(config(tmp_path / "parts", "Recall", steps=20 * 128, **values), resume=True)
-    assert whole.steps == parts.steps == again.steps == 2560
+    for steps, resume in ((6 * 128, []), (20 * 128, ["--resume"])):  # each in a process of its own
+        part = dict(walk(config(tmp_path / "parts", "Recall", steps=steps, **values)))
+        argv = [sys.executable, "-m", "pronghorn", "train", part.pop("env.id"), *flags_of(part), *resume]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+    assert whole.steps == again.steps == read_metrics(tmp_path / "parts")[-1]["steps"] == 2560
     assert shas(tmp_path / "whole") == shas(tmp_path / "again")
     assert len(set(shas(tmp_path / "whole").values())) == 20
     assert shas(tmp_path / "parts")[20] == shas(tmp_path / "whole")[20]
