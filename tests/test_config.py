@@ -34,6 +34,22 @@ def test_kind_of_observation_decides_the_network() -> None:
     assert resolved(VECTOR).model.core == "none"
 
 
+def test_one_step_algorithms_take_small_batches_of_short_unrolls_on_vectors() -> None:
+    appo, impala, a2c = (resolved(algo=algo).learner for algo in ("appo", "impala", "a2c"))
+    assert (appo.unroll_length, appo.batch_unrolls, appo.epochs, appo.minibatches) == (128, 16, 4, 16)
+    assert (impala.unroll_length, impala.batch_unrolls, impala.epochs, impala.minibatches) == (20, 4, 1, 1)
+    assert (a2c.unroll_length, a2c.batch_unrolls, a2c.epochs, a2c.minibatches) == (8, 16, 1, 1)
+    many = resolved(algo="impala", **{"env.envs_per_worker": 512})  # within the lag limit, whatever the number of rows
+    assert many.learner.batch_unrolls == 256
+    assert resolved(PIXELS, algo="impala").learner.unroll_length == 32
+
+
+def test_minibatches_divide_what_there_is_and_stay_large_enough() -> None:
+    assert resolved(**{"env.envs_per_worker": 3}).learner.minibatches == 6  # 768 samples, 128 each
+    assert resolved(**{"model.core": "gru"}).learner.minibatches == 4  # 4 whole unrolls each
+    assert resolved(PIXELS, **{"learner.batch_unrolls": 6}).learner.minibatches == 3
+
+
 def test_a_value_that_was_set_wins_over_kind_and_algorithm() -> None:
     assert resolved(algo="ppo").learner.ppo_clip == 0.2
     assert resolved(algo="ppo", **{"learner.ppo_clip": 0.3}).learner.ppo_clip == 0.3

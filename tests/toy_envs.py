@@ -282,3 +282,25 @@ def vector_episodes(mode: str, count: int = 3, length: int = 0) -> Any:
     if mode == "Unsaid":  # as Gymnasium 1.0
         env.metadata = {k: v for k, v in env.metadata.items() if k != "autoreset_mode"}
     return env
+
+
+class Turns(Counter):
+    """Two factors with a mask; from step `until` on it allows nothing in the second one. Episodes of 5 steps."""
+
+    def __init__(self, until: int = 99, truncate: bool = False) -> None:
+        super().__init__(length=5, truncate=truncate)
+        self.until = until
+        mask = spaces.MultiBinary(5)
+        self.observation_space = spaces.Dict({"action_mask": mask, "x": spaces.Box(-1, 99, (1,), np.float32)})
+        self.action_space = spaces.MultiDiscrete([2, 3])
+
+    def _observe(self) -> Any:
+        some = int(self.count < self.until)
+        return {"action_mask": np.array([1, 0, 0, some, 0], np.int8), "x": np.array([self.count], np.float32)}
+
+
+def vector_turns(until: int) -> Any:
+    """Turns as rows that end in the next step: the mask of a row that waits for its reset does not matter."""
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    return SyncVectorEnv([lambda: Turns(until)] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)

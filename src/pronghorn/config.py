@@ -400,8 +400,12 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     config = with_defaults(resolve_env(config), defaults)
     config = with_defaults(config, {"threads": available_cores()})
     num_rows = config.num_envs * spec.rows_per_env
-    # Taking turns needs whole unrolls of all rows in each batch; vector tasks are cheap enough for the same.
-    fresh_unrolls = num_rows if config.max_lag <= 1 or kind == "vector" else max(32, num_rows // 2)
+    # Taking turns needs whole unrolls of all rows in each batch. Several passes over a batch want a large one; a single
+    # optimiser step wants a small one, so that there are many.
+    if config.max_lag <= 1 or (kind == "vector" and config.learner.epochs > 1):
+        fresh_unrolls = num_rows
+    else:
+        fresh_unrolls = max(1, num_rows // 4) if kind == "vector" else max(32, num_rows // 2)
     batch_unrolls = round(fresh_unrolls / (1.0 - min(config.learner.replay_fraction, 0.99)))
     config = with_defaults(config, {"learner.batch_unrolls": batch_unrolls})
     validate(config)

@@ -282,6 +282,30 @@ def test_tasks_of_vector_environments_are_dealt_by_environment(start):
         start(one, replace(toy("vector_episodes", mode="SameStep", count=2), name="b"), envs_per_worker=2)
 
 
+@pytest.mark.case("SPA-12")
+@pytest.mark.parametrize("name", ["Turns", "vector_turns"])
+def test_an_active_row_without_a_choice_is_an_error_that_says_where(start, name):
+    pool = start(toy(name, until=3), restart_budget=0)
+    with pytest.raises(WorkerDied, match=rf"{name}, row 0.*'action_mask' allows nothing in factor 1 after step 3"):
+        play(pool, 10)
+
+
+@pytest.mark.case("SPA-12")
+@pytest.mark.parametrize(
+    "env", [toy("Turns", until=5), toy("Turns", until=5, truncate=True), toy("vector_turns", until=5)], ids=str
+)
+def test_the_mask_of_who_does_not_act_is_not_looked_at(start, env):
+    """The last observation of an episode, and a row that waits for its reset, may forbid everything."""
+    pool = start(env, restart_budget=0)
+    events = []
+    for _ in range(30):
+        ready = receive(pool)
+        events += ready.event.tolist()
+        answer(pool, ready)
+    assert events.count(LAST) >= 4
+    assert pool.restarts == 0
+
+
 # ------------------------------------------------------------------------------------------ order and seeds
 
 

@@ -121,6 +121,26 @@ class Arrays:
         self.at_work = views["at_work"]  # [W] number of the environment that each worker is stepping
 
 
+class MaskCheck:
+    """Whether rows that act may choose at all: one allowed value in each discrete factor."""
+
+    def __init__(self, spec: Dict[str, Any]) -> None:
+        masks = [name for name, leaf in spec["observation"].items() if leaf["kind"] == "mask"]
+        self._name = masks[0] if masks else None
+        self._starts = np.cumsum([0, *spec["action"]["discrete"][:-1]])
+
+    def __call__(self, obs: Dict[str, Any], episode_steps: Any, acts: Any = True) -> None:
+        """obs: of one row, or of k rows, of which those of `acts` [k] count. Raises ContractBroken."""
+        if self._name is None:
+            return
+        nothing = np.add.reduceat(obs[self._name] != 0, self._starts, axis=-1, dtype=np.int64) == 0
+        if (nothing & np.reshape(acts, (-1, 1) if nothing.ndim == 2 else ())).any():
+            raise adapters.ContractBroken(
+                "'%s' allows nothing in factor %d after step %s of the episode; a row that acts needs a choice"
+                % (self._name, int(np.argwhere(nothing)[0][-1]), np.max(episode_steps))
+            )
+
+
 class SingleRow:
     """One environment with one agent, and the one row of the map that it fills."""
 
@@ -130,11 +150,14 @@ class SingleRow:
             [(name, array[slot, row : row + 1]) for name, array in arrays.obs.items()] for slot in range(NUM_SLOTS)
         ]
         self._final_views = [(name, array[row : row + 1]) for name, array in arrays.final_obs.items()]
+        self._check_mask = MaskCheck(env.spec)
         self.episode_return, self.episode_steps, self.total_steps = 0.0, 0, 0
 
     def begin(self, seed: Optional[int], slot: int) -> None:
         """Start a new episode and write its first observation."""
-        self._write(self._views[slot], self._reset(seed))
+        obs = self._reset(seed)
+        self._check_mask(obs, 0)
+        self._write(self._views[slot], obs)
         a, row = self.arrays, self.row
         a.event[row], a.reward[row] = FIRST, 0.0
         a.terminated[row] = a.truncated[row] = a.episode_over[row] = False
@@ -153,6 +176,7 @@ class SingleRow:
         if over:
             records.append(self._record())
             obs = self._reset(None)
+        self._check_mask(obs, self.episode_steps)
         self._write(self._views[slot], obs)
         a.reward[row], a.event[row] = reward, adapters.LAST if terminated or truncated else adapters.STEPPED
         a.terminated[row], a.truncated[row], a.episode_over[row] = terminated, truncated, over
@@ -189,11 +213,14 @@ class ManyRows:
         self.rows = slice(row, row + count)
         self.episode_return, self.episode_steps = np.zeros(count), np.zeros(count, np.int64)
         self.total_steps = 0
+        self._check_mask = MaskCheck(env.spec)
 
     def begin(self, seed: Optional[int], slot: int) -> None:
         """Start a new episode in every row and write the first observations."""
         self.episode_return[:], self.episode_steps[:] = 0.0, 0
-        self._write(self.arrays.obs, self.env.reset(seed), slot)
+        obs = self.env.reset(seed)
+        self._check_mask(obs, 0)
+        self._write(self.arrays.obs, obs, slot)
         a, rows = self.arrays, self.rows
         a.event[rows], a.reward[rows] = FIRST, 0.0
         a.terminated[rows] = a.truncated[rows] = a.episode_over[rows] = False
@@ -209,6 +236,7 @@ class ManyRows:
         self.episode_steps[moved] += 1
         if step.truncated.any():
             self._write(a.final_obs, step.final_obs)
+        self._check_mask(step.obs, self.episode_steps, moved)
         self._write(a.obs, step.obs, slot)
         a.reward[rows], a.event[rows] = step.reward, step.event
         a.terminated[rows], a.truncated[rows], a.episode_over[rows] = step.terminated, step.truncated, step.episode_over
