@@ -304,3 +304,28 @@ def vector_turns(until: int) -> Any:
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     return SyncVectorEnv([lambda: Turns(until)] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+class Hosted(Counter):
+    """Holds a UDP port, as the host of a multiplayer game does; the first `clashes` that it is given are in use."""
+
+    def __init__(self, port: int, clashes: int = 0) -> None:
+        import socket
+
+        super().__init__(length=5)
+        names = Hosted.__dict__.get("given", [])
+        Hosted.given = [*names, port]  # type: ignore[attr-defined]
+        self.other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if len(Hosted.given) <= clashes:  # type: ignore[attr-defined]
+            self.other.bind(("", port))
+        self.port = port
+        self.own.bind(("", port))
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"port": self.port}
+
+    def close(self) -> None:
+        self.own.close()
+        self.other.close()

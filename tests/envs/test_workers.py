@@ -306,6 +306,29 @@ def test_the_mask_of_who_does_not_act_is_not_looked_at(start, env):
     assert pool.restarts == 0
 
 
+@pytest.mark.case("ENV-17")
+def test_every_environment_gets_a_free_port_of_its_own_and_another_after_a_clash(start):
+    env = toy("Hosted", options={"info": ["port"]}, port="FREE_PORT", clashes=2)
+    pool = start(env, num_workers=2, envs_per_worker=2)
+    ports = {}
+    for _ in range(8):
+        ready = receive(pool)
+        for row, event, info in zip(ready.rows, ready.event, ready.info, strict=True):
+            if event == STEP:
+                ports[int(row)] = int(info[0])
+        answer(pool, ready)
+    assert len(ports) == len(set(ports.values())) == 4
+    assert min(ports.values()) > 1023
+
+
+@pytest.mark.case("ENV-17")
+def test_no_free_port_is_an_error_that_names_those_tried(start):
+    with pytest.raises(EnvError, match=r"found every port in use: \[\d+(, \d+){7}\]"):
+        start(toy("Hosted", port="FREE_PORT", clashes=99))
+    with pytest.raises(EnvError, match="Address already in use"):  # a port that was asked for is not replaced
+        start(toy("Hosted", port=20_011, clashes=99))
+
+
 # ------------------------------------------------------------------------------------------ order and seeds
 
 

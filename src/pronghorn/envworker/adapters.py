@@ -18,13 +18,15 @@ A flat environment (`FlatEnv`, by duck typing) is any object with
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import importlib.util
 import inspect
 import math
 import os
+import socket
 import sys
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -39,6 +41,8 @@ PLUGINS = (  # id prefix, module that registers it, our extra, distribution
 )
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "minigrid": "minigrid", "vizdoom": "doom",
            "cv2": "doom", "pettingzoo": "pettingzoo"}  # fmt: skip
+FREE_PORT = "FREE_PORT"
+PORT_TRIES = 8
 _SKIP_NAMES = ("frameskip", "_frameskip", "frame_skip", "_frame_skip", "_skip")
 GYM_OPTIONS = ("obs_keys", "image_layout", "frame_skip", "info", "reset_options", "render", "register")
 
@@ -346,8 +350,39 @@ def make(
     kind 'call': target is 'module.path:function' or 'path/file.py:function'; it is called with kwargs and
                  returns a Gymnasium environment, a Gymnasium vector environment or a flat one
     kind 'doom': target is a scenario's name
+
+    An argument that is the text FREE_PORT becomes a port that nobody uses, another one for each environment; should
+    somebody take it before the environment does, others are tried.
     """
     kwargs, options = dict(kwargs or {}), dict(options or {})
+    ports = [name for name, value in kwargs.items() if value == FREE_PORT]
+    tried: List[int] = []
+    while True:
+        here = dict(kwargs, **{name: free_port() for name in ports})
+        try:
+            return _make(kind, target, here, dict(options))
+        except OSError as error:
+            tried += [here[name] for name in ports]
+            if error.errno != errno.EADDRINUSE or not ports:
+                raise
+            if len(tried) >= PORT_TRIES:
+                raise ContractBroken("%s found every port in use: %s (%s)" % (target, tried, error)) from error
+
+
+def free_port() -> int:
+    """A port that neither TCP nor UDP uses on this machine now."""
+    while True:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, socket.socket() as tcp:
+            udp.bind(("", 0))
+            port: int = udp.getsockname()[1]
+            try:
+                tcp.bind(("", port))
+                return port
+            except OSError:
+                continue
+
+
+def _make(kind: str, target: str, kwargs: Dict[str, Any], options: Dict[str, Any]) -> Any:
     if kind == "doom":
         return _make_doom(target, kwargs, options)
     unknown = sorted(set(options) - set(GYM_OPTIONS))
