@@ -163,3 +163,40 @@ class SlowMatch(Match):
     def step(self, action: Any) -> Any:
         time.sleep(0.02)
         return super().step(action)
+
+
+class Pair:
+    """Two agents of a PettingZoo parallel environment, each to name its bit: 1 a step. 'b' ends after 2 of 120."""
+
+    def __init__(self, length: int = 120) -> None:
+        self.metadata: dict[str, Any] = {}
+        self.possible_agents = ["a", "b"]
+        self.agents = list(self.possible_agents)
+        self.length, self.count = length, 0
+        self.rng = np.random.default_rng(0)
+        self.bits: dict[str, int] = {}
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(-1, 1, (2,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.rng = self.rng if seed is None else np.random.default_rng(seed)
+        self.agents, self.count = list(self.possible_agents), 0
+        return self._observe(), {}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.count += 1
+        rewards = {agent: float(action == self.bits[agent]) for agent, action in actions.items()}
+        over = {agent: self.count == self.length or (agent == "b" and self.count == 2) for agent in actions}
+        obs = self._observe()
+        self.agents = [agent for agent in self.agents if not over[agent]]
+        return obs, rewards, over, dict.fromkeys(over, False), {}
+
+    def _observe(self) -> Any:
+        self.bits = {agent: int(self.rng.integers(2)) for agent in self.agents}
+        return {agent: np.array([bit, 1 - bit], np.float32) for agent, bit in self.bits.items()}
+
+    def close(self) -> None: ...

@@ -329,3 +329,57 @@ class Hosted(Counter):
     def close(self) -> None:
         self.own.close()
         self.other.close()
+
+
+class Squad:
+    """Three agents of one PettingZoo parallel environment, by a script: 'b' ends after 2 of 5 steps (and returns after
+    4, if `returns`), 'c' is only there in even episodes. Observes episode and step, 'b' two more; reward = step.
+    """
+
+    def __init__(self, returns: bool = False, masks: bool = False) -> None:
+        self.metadata = {"render_modes": [], "name": "squad"}
+        self.possible_agents = ["a", "b", "c"]
+        self.returns, self.masks, self.agents = returns, masks, list(self.possible_agents)
+        self.episode, self.count = -1, 0
+
+    def observation_space(self, agent: str) -> Any:
+        box = spaces.Box(2 if agent == "a" else -1, 99, (4 if agent == "b" else 2,), np.float32)
+        return spaces.Dict({"x": box, "action_mask": spaces.MultiBinary(3)}) if self.masks else spaces.Dict({"x": box})
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.episode, self.count = self.episode + 1, 0
+        self.agents = ["a", "b", "c"] if self.episode % 2 == 0 else ["a", "b"]
+        return {agent: self._observe(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        assert sorted(actions) == sorted(self.agents), (actions, self.agents)
+        self.count += 1
+        played = list(self.agents)
+        over = {agent: self.count == 5 or (agent == "b" and self.count == 2) for agent in played}
+        limit = {agent: over[agent] and agent == "a" for agent in played}
+        rewards = {agent: float(self.count) for agent in played}
+        self.agents = [agent for agent in played if not over[agent]]
+        if self.returns and self.count == 4:
+            self.agents.append("b")
+        obs = {agent: self._observe(agent) for agent in {*played, *self.agents}}
+        ends = {agent: over[agent] and not limit[agent] for agent in played}
+        return obs, rewards, ends, limit, {agent: {} for agent in played}
+
+    def _observe(self, agent: str) -> Any:
+        x = np.array([10 + self.episode, 10 + self.count, 7, 8][: 4 if agent == "b" else 2], np.float32)
+        return {"x": x, "action_mask": np.array([1, 0, 1], np.int8)} if self.masks else {"x": x}
+
+    def close(self) -> None: ...
+
+
+class UnequalActions(Squad):
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(4 if agent == "b" else 3)
+
+
+class UnequalKinds(Squad):
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Discrete(4) if agent == "b" else spaces.Box(0, 1, (1,), np.float32)

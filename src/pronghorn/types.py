@@ -103,6 +103,7 @@ class EnvSpec:
     observation: Mapping[str, LeafSpec]
     action: ActionSpec
     rows_per_env: int = 1
+    rows_wait: bool = False  # rows may be INACTIVE: absent agents, next-step auto-reset
     frame_skip: int = 1  # emulator frames that one step covers
     info: tuple[str, ...] = ()  # names of the declared numeric info fields
     render_fps: float = 30.0
@@ -127,6 +128,7 @@ class EnvSpec:
                 json.dumps(action["tree"]) if action.get("tree") else "",
             ),
             int(raw.get("rows_per_env", 1)),
+            bool(raw.get("rows_wait", False)),
             int(raw.get("frame_skip", 1)),
             tuple(raw.get("info", ())),
             float(raw.get("render_fps", 30.0)),

@@ -306,6 +306,68 @@ def test_the_mask_of_who_does_not_act_is_not_looked_at(start, env):
     assert pool.restarts == 0
 
 
+def lives(pool, num_recvs):
+    """Per row: its trajectories, each a list of (obs, reward, terminated, truncated, final obs or None)."""
+    rows = {row: [] for row in range(pool.num_rows)}
+    open_obs, records = {}, []
+    for _ in range(num_recvs):
+        ready = receive(pool)
+        records += ready.records
+        final = dict(zip(ready.rows[ready.final_index].tolist(), ready.final_obs["x"].tolist(), strict=True))
+        for i, row in enumerate(ready.rows.tolist()):
+            event, obs = ready.event[i], ready.obs["x"][i].tolist()
+            if event in (STEP, LAST):
+                outcome = float(ready.reward[i]), bool(ready.terminated[i]), bool(ready.truncated[i])
+                rows[row][-1].append((open_obs[row], *outcome, final.get(row)))
+            if event in (FIRST, LAST):
+                rows[row].append([])
+            if event != Event.INACTIVE:
+                open_obs[row] = obs
+        answer(pool, ready)
+    return {row: [life for life in trajectories if life] for row, trajectories in rows.items()}, records
+
+
+@pytest.mark.case("MAS-03", "SPA-20")
+def test_agents_that_end_at_different_times_have_trajectories_of_their_own(start):
+    """'b' ends early, 'a' and 'c' on one step, 'c' misses every other episode. Shorter observations are padded."""
+    pool = start(toy("Squad"))
+    assert (pool.num_rows, pool.spec.observation["x"].shape) == (3, (4,))
+    found, records = lives(pool, 41)
+    assert [len(life) for life in found[0][:4]] == [5, 5, 5, 5]
+    assert [len(life) for life in found[1][:4]] == [2, 2, 2, 2]
+    assert [len(life) for life in found[2][:2]] == [5, 5]
+    # of 'a': padded within its bounds [2, 99]; cut by a limit, with its final observation
+    assert found[0][1][0] == ([11, 10, 2, 2], 1.0, False, False, None)
+    assert found[0][1][4] == ([11, 14, 2, 2], 5.0, False, True, [11, 15, 2, 2])
+    assert found[1][1] == [([11, 10, 7, 8], 1.0, False, False, None), ([11, 11, 7, 8], 2.0, True, False, None)]
+    assert [life[0][0][0] for life in found[2][:2]] == [10, 12]  # episodes 0 and 2, padded by 0
+    assert found[2][1][4] == ([12, 14, 0, 0], 5.0, True, False, None)
+    assert {(r["row"], r["length"], r["return"]) for r in records} == {(0, 5, 15.0), (1, 2, 3.0), (2, 5, 15.0)}
+
+
+@pytest.mark.case("MAS-04")
+def test_an_agent_that_returns_begins_a_second_trajectory(start):
+    found, _ = lives(start(toy("Squad", returns=True)), 21)
+    assert [len(life) for life in found[1][:4]] == [2, 1, 2, 1]
+    assert found[1][1] == [([10, 14, 7, 8], 5.0, True, False, None)]
+    assert [step[1] for step in found[1][0]] == [1.0, 2.0]
+
+
+@pytest.mark.case("MAS-07")
+def test_masks_of_absent_agents_are_not_asked_for(start):
+    pool = start(toy("Squad", masks=True), restart_budget=0)
+    found, _ = lives(pool, 21)
+    assert len(found[1]) >= 3
+    assert pool.restarts == 0
+
+
+def test_agents_that_cannot_share_a_policy_are_refused(start):
+    with pytest.raises(EnvError, match="action spaces of 'a' and 'b' differ"):
+        start(toy("UnequalActions"))
+    with pytest.raises(EnvError, match=r"'a' and 'b' differ in 'obs'.*only the length of vectors may differ"):
+        start(toy("UnequalKinds"))
+
+
 @pytest.mark.case("ENV-17")
 def test_every_environment_gets_a_free_port_of_its_own_and_another_after_a_clash(start):
     env = toy("Hosted", options={"info": ["port"]}, port="FREE_PORT", clashes=2)

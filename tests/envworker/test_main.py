@@ -76,7 +76,7 @@ def trainer(tmp_path):
 
 def test_event_numbers_are_those_of_the_trainer():
     adapters = protocol.adapters
-    assert (protocol.FIRST, adapters.STEPPED) == (Event.FIRST, Event.STEP)
+    assert (adapters.FIRST, adapters.STEPPED) == (Event.FIRST, Event.STEP)
     assert (adapters.LAST, adapters.INACTIVE) == (Event.LAST, Event.INACTIVE)
 
 

@@ -95,6 +95,23 @@ def test_a_vector_environment_is_learned_and_evaluated(mode: str, tmp_path: Path
     assert evaluation.episodes == 20
 
 
+@pytest.mark.case("MAS-03")
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_an_agent_that_is_long_gone_holds_nobody_up(core: str, tmp_path: Path) -> None:
+    """'b' is dead for 118 of 120 steps, its unroll of 16 steps half filled: far longer than the lag allows."""
+    values = {"env.workers": 1, "env.envs_per_worker": 2, "learner.batch_unrolls": 2, "model.core": core}
+    result = train(config(tmp_path / "run", "Pair", steps=8_000, **values))
+    assert result.reason == "steps"
+    policy = load(tmp_path / "run")
+    evaluation = evaluate(policy, policy.config, episodes=8, seed=0, deterministic=True)
+    assert evaluation is not None
+    lengths = evaluation.returns
+    assert max(lengths) > 110  # of 'a', who names its bit 120 times
+    assert min(lengths) <= 2  # of 'b'
+    with pytest.raises(ConfigError, match="may wait"):
+        train(config(tmp_path / "other", "Pair", steps=100, max_lag=0, **values))
+
+
 @pytest.mark.case("RNN-05")
 def test_memory_is_needed_and_learned(tmp_path: Path) -> None:
     values: dict[str, Any] = {"steps": 30_000, "learner.lr": 1e-2, "learner.batch_unrolls": 16}

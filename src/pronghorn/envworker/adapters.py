@@ -32,7 +32,7 @@ import numpy as np
 
 from .spaces import Actions, ContractBroken, Observations
 
-STEPPED, LAST, INACTIVE = 1, 2, 4  # the numbers of pronghorn.types.Event
+FIRST, STEPPED, LAST, INACTIVE = 0, 1, 2, 4  # the numbers of pronghorn.types.Event
 
 PLUGINS = (  # id prefix, module that registers it, our extra, distribution
     ("ALE/", "ale_py", "atari", "ale-py"),
@@ -194,6 +194,14 @@ class VectorStep:
         self.event = np.where(self.episode_over, LAST, STEPPED)
         self.final_obs = obs
 
+    @classmethod
+    def first(cls, obs: Dict[str, Any], count: int) -> "VectorStep":
+        """The first observations of all k rows."""
+        nothing = np.zeros(count)
+        step = cls(obs, nothing, nothing, nothing, {})
+        step.event[:] = FIRST
+        return step
+
 
 class GymnasiumVectorEnv:
     """A Gymnasium 1.x vector environment as one environment of k rows that step together.
@@ -233,16 +241,17 @@ class GymnasiumVectorEnv:
             "observation": self._observations.to_json(),
             "action": self._actions.to_json(),
             "rows_per_env": self.count,
+            "rows_wait": self._mode == "NextStep",
             "frame_skip": 1,
             "info": list(self._info_names),
             "render_fps": float(metadata.get("render_fps") or 30.0),
             "name": name or self.class_name,
         }
 
-    def reset(self, seed: Optional[int] = None) -> Dict[str, Any]:
+    def reset(self, seed: Optional[int] = None) -> VectorStep:
         self._held = None
         obs, _ = self.env.reset(seed=seed, **({"options": dict(self._options)} if self._options else {}))
-        return self._observations.flatten(obs, self.count)
+        return VectorStep.first(self._observations.flatten(obs, self.count), self.count)
 
     def step(self, discrete: Any, continuous: Any) -> VectorStep:
         obs, reward, terminated, truncated, info = self.env.step(self._actions.unflatten(discrete, continuous))
@@ -303,6 +312,160 @@ class GymnasiumVectorEnv:
         self.env.close()
 
 
+class ParallelEnv:
+    """A PettingZoo parallel environment as rows, one for each possible agent.
+
+    An agent that ends while others play on is INACTIVE; its last record (reward, flags, final observation) comes
+    together with the observation it begins anew with: when the environment is reset, or when the agent returns before.
+    An agent that is absent is INACTIVE. Observations of agents may differ in length: shorter ones are padded at the
+    end, by 0 or the nearest value within their bounds.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        obs_keys: Sequence[str] = (),
+        image_layout: str = "",
+        frame_skip: int = 1,
+        info: Sequence[str] = (),
+        reset_options: Optional[Mapping[str, Any]] = None,
+        name: str = "",
+    ) -> None:
+        self.env, self.agents = env, list(env.possible_agents)
+        self.count = len(self.agents)
+        self.class_name = type(getattr(env, "unwrapped", env)).__name__
+        if frame_skip != 1:
+            raise ContractBroken("frame_skip = %d: an environment of many agents repeats actions itself" % frame_skip)
+        self._actions = [Actions(env.action_space(agent)) for agent in self.agents]
+        for agent, actions in zip(self.agents, self._actions):
+            if actions.to_json() != self._actions[0].to_json():
+                raise ContractBroken(
+                    "%s: the action spaces of '%s' and '%s' differ; one policy plays all agents, so they must be equal "
+                    "(pettingzoo's and supersuit's wrappers can pad them)" % (self.class_name, self.agents[0], agent)
+                )
+        choices = self._actions[0].num_choices
+        spaces = [env.observation_space(agent) for agent in self.agents]
+        self._observations = [Observations(space, choices, obs_keys, image_layout) for space in spaces]
+        self._leaves = _common_leaves([o.to_json() for o in self._observations], self.agents)
+        self._info_names, self._options = tuple(info), dict(reset_options or {})
+        self._held: Dict[int, Any] = {}  # row -> (reward, terminated, truncated, final leaves) not delivered yet
+        metadata = getattr(env, "metadata", None) or {}
+        self.spec = {
+            "observation": self._leaves,
+            "action": self._actions[0].to_json(),
+            "rows_per_env": self.count,
+            "rows_wait": True,
+            "frame_skip": 1,
+            "info": list(self._info_names),
+            "render_fps": float(metadata.get("render_fps") or 30.0),
+            "name": name or self.class_name,
+        }
+
+    def reset(self, seed: Optional[int] = None) -> VectorStep:
+        self._held = {}
+        step = VectorStep.first(self._empty(), self.count)
+        step.event[:] = INACTIVE
+        self._arrive(step, self._reset(seed))
+        return step
+
+    def step(self, discrete: Any, continuous: Any) -> VectorStep:
+        playing = [row for row, agent in enumerate(self.agents) if agent in self.env.agents]
+        chosen = {self.agents[r]: self._actions[r].unflatten(discrete[r], continuous[r]) for r in playing}
+        obs, rewards, terminated, truncated, infos = self.env.step(chosen)
+        step = VectorStep.first(self._empty(), self.count)
+        step.event[:] = INACTIVE
+        step.final_obs = self._empty()
+        step.info = {name: np.full(self.count, np.nan) for name in self._info_names}
+        for row in playing:
+            agent = self.agents[row]
+            for name in self._info_names:
+                step.info[name][row] = infos.get(agent, {}).get(name, np.nan)
+            flags = bool(terminated.get(agent, False)), bool(truncated.get(agent, False))
+            reward = float(rewards.get(agent, 0.0))
+            if not math.isfinite(reward):
+                raise ContractBroken("%s: the reward of '%s' is %r" % (self.class_name, agent, reward))
+            if any(flags):
+                self._held[row] = (reward, *flags, self._padded(row, obs[agent]) if agent in obs else None)
+            else:
+                step.event[row], step.reward[row] = STEPPED, reward
+                self._put(step.obs, row, self._padded(row, obs[agent]))
+        if not self.env.agents:
+            obs = self._reset(None)
+        self._arrive(step, {agent: x for agent, x in obs.items() if agent in self.env.agents})
+        return step
+
+    def _reset(self, seed: Optional[int]) -> Dict[Any, Any]:
+        obs: Dict[Any, Any]
+        obs, _ = self.env.reset(seed=seed, **({"options": dict(self._options)} if self._options else {}))
+        return obs
+
+    def _arrive(self, step: VectorStep, obs: Mapping[Any, Any]) -> None:
+        """Rows whose agent is there but did not just step: they begin, after what was held of their last episode."""
+        for row, agent in enumerate(self.agents):
+            if agent not in obs or step.event[row] != INACTIVE:
+                continue
+            self._put(step.obs, row, self._padded(row, obs[agent]))
+            step.event[row] = FIRST
+            if row in self._held:
+                step.reward[row], step.terminated[row], step.truncated[row], final = self._held.pop(row)
+                step.event[row], step.episode_over[row] = LAST, True
+                if final is not None:
+                    self._put(step.final_obs, row, final)
+
+    def _empty(self) -> Dict[str, Any]:
+        return {n: np.zeros((self.count, *leaf["shape"]), leaf["dtype"]) for n, leaf in self._leaves.items()}
+
+    def _padded(self, row: int, obs: Any) -> Dict[str, Any]:
+        leaves: Dict[str, Any] = {}
+        for leaf in self._observations[row].leaves:
+            value, shape = leaf.read(obs), tuple(self._leaves[leaf.name]["shape"])
+            if value.shape != shape:
+                low, high = leaf.extra.get("low", -math.inf), leaf.extra.get("high", math.inf)
+                widths = [(0, full - own) for full, own in zip(shape, value.shape)]
+                value = np.pad(value, widths, constant_values=min(max(0, low), high))
+            leaves[leaf.name] = value
+        return leaves
+
+    @staticmethod
+    def _put(arrays: Dict[str, Any], row: int, leaves: Mapping[str, Any]) -> None:
+        for name, value in leaves.items():
+            arrays[name][row] = value
+
+    def render(self) -> Any:
+        frame = self.env.render()
+        return None if frame is None else np.asarray(frame, dtype=np.uint8)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _common_leaves(described: Sequence[Dict[str, Any]], agents: Sequence[Any]) -> Dict[str, Any]:
+    """The leaves that hold every agent's: equal names and kinds, the largest sizes, the widest bounds."""
+    common: Dict[str, Any] = {name: dict(leaf) for name, leaf in described[0].items()}
+    for agent, leaves in zip(agents, described):
+        for name in {**common, **leaves}:
+            if name not in common or name not in leaves or not _joinable(common[name], leaves[name]):
+                both = common.get(name), leaves.get(name)
+                raise ContractBroken(
+                    "the observations of '%s' and '%s' differ in '%s' (%s and %s); one policy plays all agents, so "
+                    "only the length of vectors may differ" % (agents[0], agent, name, *both)
+                )
+            one, other = common[name], leaves[name]
+            one["shape"] = [max(pair) for pair in zip(one["shape"], other["shape"])]
+            for key, widest in (("low", min), ("high", max)):
+                if key in one and key in other:
+                    one[key] = widest(one[key], other[key])
+                else:
+                    one.pop(key, None)
+    return common
+
+
+def _joinable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    same = all(one.get(key) == other.get(key) for key in ("kind", "dtype", "layout", "n", "start"))
+    lengths_may_differ = one["kind"] == "vector" and len(one["shape"]) == len(other["shape"])
+    return same and (lengths_may_differ or one["shape"] == other["shape"])
+
+
 def _info_column(info: Mapping[str, Any], name: str) -> Any:
     """[k] of a vector environment's infos, nan where its row did not report the entry (mask '_name')."""
     given = np.asarray(info.get("_" + name, True), np.bool_)
@@ -348,7 +511,8 @@ def make(
 
     kind 'gym':  target is an id of Gymnasium's registry ('CartPole-v1', 'package:Id-v0')
     kind 'call': target is 'module.path:function' or 'path/file.py:function'; it is called with kwargs and
-                 returns a Gymnasium environment, a Gymnasium vector environment or a flat one
+                 returns a Gymnasium environment or vector environment, a PettingZoo parallel environment, or a
+                 flat one
     kind 'doom': target is a scenario's name
 
     An argument that is the text FREE_PORT becomes a port that nobody uses, another one for each environment; should
@@ -408,6 +572,12 @@ def flat(env: Any, name: str = "", options: Optional[Mapping[str, Any]] = None) 
         return env
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
         return GymnasiumVectorEnv(env, name=name, **(options or {}))
+    if hasattr(env, "possible_agents"):
+        if hasattr(env, "agent_iter"):
+            raise ContractBroken(
+                "%s takes turns (PettingZoo's AEC interface), which is not supported yet; give its parallel_env" % name
+            )
+        return ParallelEnv(env, name=name, **(options or {}))
     missing = [n for n in ("observation_space", "action_space", "reset", "step") if not hasattr(env, n)]
     if missing:
         raise ContractBroken(

@@ -70,7 +70,6 @@ HEADER = struct.Struct("=BBHI")
 FRAME_SHAPE = struct.Struct("=III")
 START, ATTACH, STEP, RESEED, OPTION, RENDER, CLOSE = range(1, 8)
 SPEC, READY, ERROR, FRAME = range(16, 20)
-FIRST = 0  # the number of pronghorn.types.Event; the others come from the adapters
 NUM_SLOTS = 2
 
 Message = Tuple[int, int, int, bytes]
@@ -159,7 +158,7 @@ class SingleRow:
         self._check_mask(obs, 0)
         self._write(self._views[slot], obs)
         a, row = self.arrays, self.row
-        a.event[row], a.reward[row] = FIRST, 0.0
+        a.event[row], a.reward[row] = adapters.FIRST, 0.0
         a.terminated[row] = a.truncated[row] = a.episode_over[row] = False
         a.info[row] = np.nan
 
@@ -205,7 +204,7 @@ class SingleRow:
 
 
 class ManyRows:
-    """One environment of several rows (see `adapters.GymnasiumVectorEnv`), and the rows of the map that it fills."""
+    """One environment of several rows (`adapters.GymnasiumVectorEnv`, `ParallelEnv`), and their rows of the map."""
 
     def __init__(self, env: Any, row: int, arrays: Arrays, info: Sequence[str]) -> None:
         self.env, self.arrays, self.info = env, arrays, list(info)
@@ -218,34 +217,34 @@ class ManyRows:
     def begin(self, seed: Optional[int], slot: int) -> None:
         """Start a new episode in every row and write the first observations."""
         self.episode_return[:], self.episode_steps[:] = 0.0, 0
-        obs = self.env.reset(seed)
-        self._check_mask(obs, 0)
-        self._write(self.arrays.obs, obs, slot)
-        a, rows = self.arrays, self.rows
-        a.event[rows], a.reward[rows] = FIRST, 0.0
-        a.terminated[rows] = a.truncated[rows] = a.episode_over[rows] = False
-        a.info[rows] = np.nan
+        self._put(self.env.reset(seed), slot)
 
     def advance(self, slot: int, records: List[Dict[str, Any]]) -> None:
         """One decision of every row; what the environment says is already one record a row."""
         a, rows = self.arrays, self.rows
         step = self.env.step(a.discrete[rows].copy(), a.continuous[rows].copy())
         self.total_steps += 1
-        moved = step.event != adapters.INACTIVE
+        moved = (step.event == adapters.STEPPED) | (step.event == adapters.LAST)
         self.episode_return[moved] += step.reward[moved]
         self.episode_steps[moved] += 1
+        self._put(step, slot)
+        for i in np.flatnonzero(step.episode_over):
+            length, total = int(self.episode_steps[i]), float(self.episode_return[i])
+            records.append({"row": rows.start + int(i), "length": length, "return": total})
+        begins = step.episode_over | (step.event == adapters.FIRST)
+        self.episode_return[begins], self.episode_steps[begins] = 0.0, 0
+
+    def _put(self, step: Any, slot: int) -> None:
+        """Write a VectorStep into the map."""
+        a, rows = self.arrays, self.rows
+        self._check_mask(step.obs, self.episode_steps, step.event != adapters.INACTIVE)
         if step.truncated.any():
             self._write(a.final_obs, step.final_obs)
-        self._check_mask(step.obs, self.episode_steps, moved)
         self._write(a.obs, step.obs, slot)
         a.reward[rows], a.event[rows] = step.reward, step.event
         a.terminated[rows], a.truncated[rows], a.episode_over[rows] = step.terminated, step.truncated, step.episode_over
         for column, name in enumerate(self.info):
             a.info[rows, column] = step.info.get(name, np.nan)
-        for i in np.flatnonzero(step.episode_over):
-            length, total = int(self.episode_steps[i]), float(self.episode_return[i])
-            records.append({"row": rows.start + int(i), "length": length, "return": total})
-            self.episode_return[i], self.episode_steps[i] = 0.0, 0
 
     def _write(self, arrays: Dict[str, Any], obs: Dict[str, Any], slot: Optional[int] = None) -> None:
         for name, array in arrays.items():

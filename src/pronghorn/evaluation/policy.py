@@ -209,6 +209,7 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
         "action": {"discrete": spec.action.discrete, "low": spec.action.low, "high": spec.action.high,
                    "tree": json.loads(spec.action.tree) if spec.action.tree else None},
         "rows_per_env": spec.rows_per_env,
+        "rows_wait": spec.rows_wait,
         "frame_skip": spec.frame_skip,
         "info": spec.info,
         "render_fps": spec.render_fps,

@@ -160,6 +160,8 @@ class Sampler:
     def _start_unrolls(self, ready: Ready) -> bool:
         """Give each acting row that has none a slot with its RNN state; False if there are too few slots."""
         acting = ready.rows[_ACTS[ready.event]]
+        if self.pool.spec.rows_wait:
+            self._park(ready, acting)
         rows = acting[self._slot[acting] == NO_SLOT]
         if len(rows) == 0:
             return True
@@ -170,6 +172,13 @@ class Sampler:
         self._slot[rows], self._t[rows] = slots, 0
         self.store.state[torch.from_numpy(slots)] = self._state[torch.from_numpy(rows)]
         return True
+
+    def _park(self, ready: Ready, acting: NDArray[np.int64]) -> None:
+        """Let the learner go on without the unrolls of rows that do not act."""
+        idle = self._slot[ready.rows[ready.event == Event.INACTIVE]]
+        self.store.park(idle[idle != NO_SLOT])
+        going_on = self._slot[acting]
+        self.store.unpark(going_on[going_on != NO_SLOT], self.version)
 
     # ------------------------------------------------------------ what the last action caused
 

@@ -143,6 +143,7 @@ class Store:
         self._tickets = 0
         self._status = np.zeros(num_slots, np.uint8)
         self._started = np.zeros(num_slots, np.int64)  # policy_version of the unroll's first step
+        self._parked = np.zeros(num_slots, np.bool_)  # its row does not act now, so the learner must not wait for it
         self._order = np.zeros(num_slots, np.int64)  # running number of commits: ties are taken oldest first
         self._commits = 0
         self._buffers: dict[str, Tensor] = {}  # the batch's observations, reused
@@ -160,8 +161,23 @@ class Store:
                 return None
             self._tickets -= count if self.turns else 0
             self._status[free] = Slot.FILLING
-            self._started[free] = version
+            self._started[free], self._parked[free] = version, False
             return free
+
+    def park(self, slots: Slots) -> None:
+        """The rows of these FILLING slots do not act for now: the lag rule leaves them out."""
+        with self._changed:
+            self._expect(slots, Slot.FILLING)
+            if not self._parked[slots].all():
+                self._parked[slots] = True
+                self._changed.notify_all()
+
+    def unpark(self, slots: Slots, version: int) -> None:
+        """They go on, and count as begun now: what they hold may get older than max_lag by the time they waited."""
+        with self._changed:
+            parked = slots[self._parked[slots]]
+            self._parked[parked] = False
+            self._started[parked] = np.maximum(self._started[parked], version)
 
     def wait_for_slots(self, timeout_s: float) -> None:
         """Sleep until a slot was freed or a ticket granted, or timeout_s passed."""
@@ -265,7 +281,7 @@ class Store:
         One that started at version v must be taken at v + max_lag or before, and each later version takes B of them:
         for all j ≥ 0, #{left behind, v ≤ version + j - max_lag} ≤ j·B  (earliest deadline first is feasible).
         """
-        waiting = (self._status == Slot.FILLING) | (self._status == Slot.FULL)
+        waiting = ((self._status == Slot.FILLING) & ~self._parked) | (self._status == Slot.FULL)
         waiting[batch] = False
         versions_left = np.sort(self._started[waiting]) + self.max_lag - version  # later iterations each may wait for
         return bool((np.arange(1, len(versions_left) + 1) <= versions_left * self.batch_unrolls).all())
