@@ -126,7 +126,7 @@ class LearnerConfig:
     """Passes over each batch."""
     minibatches: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Optimiser steps per pass; each takes B / minibatches whole unrolls, or single steps if the model has no memory
-    and there are several passes."""
+    and targets are made once a batch (several passes, or GAE)."""
     advantage: Annotated[
         Auto[Literal["vtrace", "gae", "one_step", "epsilon", "none"]],
         _auto_choice("vtrace", "gae", "one_step", "epsilon", "none"),
@@ -160,7 +160,8 @@ class LearnerConfig:
     kl_coef: float = 0.0
     """Weight of the KL divergence of the policy from the one that acted (the sampled estimate)."""
     normalize_advantages: Annotated[Auto[bool], _AUTO_BOOL] = AUTO
-    """Shift and scale the advantages of each optimiser step to mean 0 and deviation 1."""
+    """Shift and scale the advantages to mean 0 and deviation 1: over the batch if they are made once for several
+    passes, else over each minibatch."""
     reduction: Annotated[Auto[Literal["mean", "sum"]], _auto_choice("mean", "sum")] = AUTO
     """Mean or sum of the losses over a batch (IMPALA's learning rates belong to the sum)."""
     reward_scale: float = 1.0
@@ -213,7 +214,7 @@ class CheckpointConfig:
     every_s: float = 120.0
     """Seconds between checkpoints; 0 switches it off (the end of a run always saves)."""
     every_updates: int = 0
-    """Iterations between checkpoints; 0 switches it off. The deterministic modes save by iterations only."""
+    """Optimiser steps between checkpoints; 0 switches it off. The deterministic modes save by iterations only."""
     keep: int = 2
     """Newest checkpoints to keep."""
 
@@ -315,6 +316,12 @@ class Config:
     def run_path(self) -> Path:
         """The run directory."""
         return Path(self.run_dir or "runs/" + "_".join(self.env_names).replace(":", "_").replace("/", "_"))
+
+    def step_limit(self, frame_skip: int) -> int | None:
+        """Steps after which the run ends, by --steps and --frames; None: neither is given."""
+        by_frames = None if self.frames is None else -(-self.frames // frame_skip)
+        limits = [limit for limit in (self.steps, by_frames) if limit is not None]
+        return min(limits) if limits else None
 
     @property
     def fresh_unrolls(self) -> int:
@@ -597,7 +604,7 @@ def apply_preset(config: Config, name: str) -> Config:
 
 # Settings that a resumed run cannot change: its weights would not fit, or would mean something else.
 # what the weights depend on, and the algorithm, whose other settings were filled in when the run began
-_STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "model.", "algo")
+_STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "model.", "algo", "learner.optimizer")
 
 
 def changed_settings(before: Config, after: Config) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -606,7 +613,7 @@ def changed_settings(before: Config, after: Config) -> Iterator[tuple[str, tuple
     for name, value in walk(after):
         if old[name] == value or value is None:  # None: left open, to be filled in
             continue
-        if name.startswith(_STRUCTURAL):
+        if name.startswith(_STRUCTURAL) and not name.startswith("learner.optimizer_"):
             raise ConfigError(name, value, f"cannot change when a run is resumed (it was {old[name]!r})",
                               "Start a new run in another --run-dir.")  # fmt: skip
         yield name, (old[name], value)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pronghorn.evaluation.evaluate import bootstrap_iqm, human_normalized, interquartile_mean
+from pronghorn.evaluation.evaluate import _quota, bootstrap_iqm, human_normalized, interquartile_mean
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 100, 101])
@@ -71,3 +71,12 @@ def test_names_of_games_and_levels() -> None:
     assert human_normalized("dmlab:rooms_watermaze", 54.0) == pytest.approx(100.0)
     assert human_normalized("gym:CartPole-v1", 500.0) is None
     assert human_normalized("atari:Unheard", 1.0) is None
+
+
+def test_episodes_are_dealt_to_all_tasks() -> None:
+    """More rows than episodes, and rows of a task that lie together: both tasks are played."""
+    together = np.repeat([0, 1], 32)
+    quota = _quota(together, 20)
+    assert [quota[together == task].sum() for task in (0, 1)] == [10, 10]
+    assert _quota(np.array([0, 1, 0, 1]), 10).tolist() == [3, 3, 2, 2]
+    assert _quota(np.zeros(3, np.int64), 7).tolist() == [3, 2, 2]

@@ -286,6 +286,32 @@ def test_targets_and_advantages_are_those_of_each_episode_alone(advantage: str, 
         learner.iterate(batch)  # so that the normalisers hold something
 
 
+def test_dropped_samples_reach_no_statistics() -> None:
+    """PopArt and the explained variance see only what counts; replayed observations are counted once, when fresh."""
+    learner = learner_of(config_of(**{"learner.drop_over_lag": True, "model.core": "none"}))
+    batch = act_out(learner.model)
+    batch.steps["reward"][:, 2:] = 1e6
+    batch.policy_lag[:, 2:] = learner.max_lag + 1
+    learner.iterate(batch)
+    assert learner.model.return_norm is not None
+    assert learner.model.return_norm.std < 100
+    fresh = learner_of(config_of(**{"model.core": "none"}))
+    mixed = act_out(fresh.model)
+    mixed.num_replayed = 3
+    fresh.iterate(mixed)
+    (norm,) = (module for module in fresh.model.modules() if type(module).__name__ == "RunningNorm")
+    assert norm.count == T * (B - 3)
+
+
+def test_an_iteration_that_was_skipped_leaves_the_adaptive_learning_rate_alone() -> None:
+    learner = learner_of(config_of(**{"learner.lr_schedule": "kl_adaptive", "learner.lr": 1e-3}))
+    batch = act_out(learner.model)
+    batch.steps["reward"].fill_(float("nan"))
+    learner.iterate(batch)
+    assert learner.num_skipped == 1
+    assert learner.hyper.lr == pytest.approx(1e-3)
+
+
 def test_a_stop_ends_the_iteration_after_its_present_step() -> None:
     learner = learner_of(config_of(**{"learner.epochs": 50, "learner.minibatches": 4}))
     asked = iter([False, False, True])

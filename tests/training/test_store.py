@@ -178,7 +178,7 @@ def some_batch(version: int, number: int, count: int = 2, length: int = 3) -> Ba
 
 
 def test_replay_follows_the_fresh_unrolls_and_never_repeats_them() -> None:
-    replay = Replay(capacity=4, fraction=0.5, seed=0)
+    replay = Replay(capacity=4, num_drawn=2, seed=0)
     assert replay.mix(some_batch(0, 10), 0).num_replayed == 0  # nothing to draw from yet
     for n in range(1, 30):
         mixed = replay.mix(some_batch(n, 10 + n), n)
@@ -193,7 +193,7 @@ def test_replay_follows_the_fresh_unrolls_and_never_repeats_them() -> None:
 
 
 def test_replay_draws_every_kept_unroll_equally_often() -> None:
-    replay, seen = Replay(capacity=8, fraction=0.5, seed=1), np.zeros(8)
+    replay, seen = Replay(capacity=8, num_drawn=2, seed=1), np.zeros(8)
     for n in range(4):
         replay.mix(some_batch(n, n), n)
     for _ in range(2_000):
@@ -204,9 +204,19 @@ def test_replay_draws_every_kept_unroll_equally_often() -> None:
 
 
 def test_a_replay_smaller_than_a_batch_keeps_its_last_unrolls() -> None:
-    replay = Replay(capacity=3, fraction=0.5, seed=0)
+    replay = Replay(capacity=3, num_drawn=2, seed=0)
     replay.mix(some_batch(0, 0, count=5), 0)
     assert replay.size == 3
     drawn = replay._draw(200, 1)
     assert drawn is not None
     assert set(drawn.obs["obs"][0, :, 1].tolist()) == {2.0, 3.0, 4.0}
+
+
+def test_tickets_come_back_from_every_unroll_that_is_given_up() -> None:
+    """A reset of all rows may catch unrolls that were begun a moment ago; their batch must still be possible."""
+    store = make_store(num_slots=4, max_lag=0)
+    store.grant()
+    slots = fill(store, 2, 0)
+    store.discard(slots, lost=False)
+    assert store.num_discarded == 0
+    assert store.acquire(2, 0) is not None

@@ -105,9 +105,8 @@ def test_an_agent_that_is_long_gone_holds_nobody_up(core: str, tmp_path: Path) -
     policy = load(tmp_path / "run")
     evaluation = evaluate(policy, policy.config, episodes=8, seed=0, deterministic=True)
     assert evaluation is not None
-    lengths = evaluation.returns
-    assert max(lengths) > 110  # of 'a', who names its bit 120 times
-    assert min(lengths) <= 2  # of 'b'
+    assert max(evaluation.returns) > 90  # of 'a', who names its bit 120 times; random: 60
+    assert min(evaluation.returns) <= 2  # of 'b'
     with pytest.raises(ConfigError, match="may wait"):
         train(config(tmp_path / "other", "Pair", steps=100, max_lag=0, **values))
 
@@ -239,6 +238,42 @@ def test_counters_go_on_and_a_finished_run_says_so(tmp_path: Path, capsys: pytes
     third = train(config(tmp_path, steps=2_000), resume=True)
     assert (third.reason, third.exit_code, third.steps) == ("finished already", 0, second.steps)
     assert "Already at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("values", [{"learner.batch_unrolls": 4}, {"max_lag": 3, "learner.batch_unrolls": 4}], ids=str)
+def test_batches_smaller_than_the_rows_go_on_after_a_resume(values: dict[str, Any], tmp_path: Path) -> None:
+    """The first unrolls of a resumed run begin under its version; else they look too old, and the learner waits."""
+    small = {"algo": "impala", "env.workers": 1, "env.envs_per_worker": 8, **values}
+    first = train(config(tmp_path, steps=3_000, **small))
+    assert first.updates > 40
+    second = train(config(tmp_path, steps=6_000, minutes=1.0, **small), resume=True)
+    assert (second.reason, second.steps >= 6_000) == ("steps", True)
+
+
+def test_a_linear_learning_rate_follows_frames_too(tmp_path: Path) -> None:
+    built = config(tmp_path / "run", **{"learner.lr_schedule": "linear", "frames": 20 * 128, "log.every_s": 0.0})
+    train(built)
+    rates = [m["lr"] for m in read_metrics(tmp_path / "run") if "lr" in m]
+    assert rates[0] == pytest.approx(3e-3)
+    assert rates[-1] < 3e-4
+
+
+def test_settings_of_the_optimiser_follow_a_resume_and_its_kind_does_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config(tmp_path, steps=200))
+    with pytest.raises(ConfigError, match=r"learner\.optimizer = 'rmsprop'"):
+        train(config(tmp_path, steps=400, **{"learner.optimizer": "rmsprop"}), resume=True)
+    seen: list[float] = []
+    original = trainer_module._Run._result
+
+    def looked_at(self: Any) -> Result:
+        seen.extend(group["eps"] for group in self.learner.optimizer.param_groups)
+        return original(self)
+
+    monkeypatch.setattr(trainer_module._Run, "_result", looked_at)
+    train(config(tmp_path, steps=400, **{"learner.optimizer_eps": 0.5}), resume=True)
+    assert seen == [0.5]
 
 
 def test_a_run_directory_that_holds_a_run_is_an_error_without_resume(tmp_path: Path) -> None:

@@ -346,6 +346,12 @@ class SingleEnv:
     def __init__(self, pool: Pool) -> None:
         self.pool, self.spec = pool, pool.spec
         self._obs: Observation | None = None
+        if pool.num_rows != 1:
+            pool.close()
+            raise EnvError(
+                f"{pool.spec.name}: videos and watching need an environment of one row; this one has {pool.num_rows}. "
+                "Name a function that makes a single environment."
+            )
 
     def reset(self, seed: int | None = None) -> Observation:
         """The first observation of the next episode (after an episode's end the pool has reset already)."""

@@ -133,10 +133,12 @@ class MaskCheck:
         if self._name is None:
             return
         nothing = np.add.reduceat(obs[self._name] != 0, self._starts, axis=-1, dtype=np.int64) == 0
-        if (nothing & np.reshape(acts, (-1, 1) if nothing.ndim == 2 else ())).any():
+        nothing &= np.reshape(acts, (-1, 1) if nothing.ndim == 2 else ())
+        if nothing.any():
+            *row, factor = np.argwhere(nothing)[0].tolist()
             raise adapters.ContractBroken(
                 "'%s' allows nothing in factor %d after step %s of the episode; a row that acts needs a choice"
-                % (self._name, int(np.argwhere(nothing)[0][-1]), np.max(episode_steps))
+                % (self._name, factor, episode_steps[row[0]] if row else episode_steps)
             )
 
 
@@ -177,7 +179,8 @@ class SingleRow:
             obs = self._reset(None)
         self._check_mask(obs, self.episode_steps)
         self._write(self._views[slot], obs)
-        a.reward[row], a.event[row] = reward, adapters.LAST if terminated or truncated else adapters.STEPPED
+        a.event[row] = adapters.LAST if terminated or truncated else adapters.STEPPED
+        a.reward[row] = _finite_reward(reward)
         a.terminated[row], a.truncated[row], a.episode_over[row] = terminated, truncated, over
         for column, name in self.info:
             a.info[row, column] = info.get(name, np.nan)
@@ -239,22 +242,32 @@ class ManyRows:
         a, rows = self.arrays, self.rows
         self._check_mask(step.obs, self.episode_steps, step.event != adapters.INACTIVE)
         if step.truncated.any():
-            self._write(a.final_obs, step.final_obs)
-        self._write(a.obs, step.obs, slot)
-        a.reward[rows], a.event[rows] = step.reward, step.event
+            self._write(a.final_obs, step.final_obs, step.truncated)
+        self._write(a.obs, step.obs, step.event != adapters.INACTIVE, slot)
+        a.reward[rows], a.event[rows] = _finite_reward(step.reward), step.event
         a.terminated[rows], a.truncated[rows], a.episode_over[rows] = step.terminated, step.truncated, step.episode_over
         for column, name in enumerate(self.info):
             a.info[rows, column] = step.info.get(name, np.nan)
 
-    def _write(self, arrays: Dict[str, Any], obs: Dict[str, Any], slot: Optional[int] = None) -> None:
+    def _write(self, arrays: Dict[str, Any], obs: Dict[str, Any], used: Any, slot: Optional[int] = None) -> None:
+        """used: [k] rows whose values matter."""
         for name, array in arrays.items():
             view = array[self.rows] if slot is None else array[slot, self.rows]
             if obs[name].shape != view.shape:  # assignment would broadcast it silently
                 raise adapters.ContractBroken(
                     "observation leaf '%s' has shape %s; the spec declares %s" % (name, obs[name].shape, view.shape)
                 )
-            _require_finite(name, obs[name])
+            _require_finite(name, obs[name][used])
             view[...] = obs[name]
+
+
+def _finite_reward(reward: Any) -> Any:
+    """As float32, in which a number may overflow that was finite before."""
+    with np.errstate(over="ignore"):
+        small = np.float32(reward)
+    if not np.isfinite(small).all():
+        raise adapters.ContractBroken("the reward %r is not a finite float32; scale it down" % (reward,))
+    return small
 
 
 def _require_finite(name: str, value: Any) -> None:

@@ -182,7 +182,7 @@ def _play(
     policy: Policy, pool: Pool, episodes: int, deterministic: bool, stop: threading.Event | None
 ) -> Evaluation | None:
     num_rows = pool.num_rows
-    quota = np.full(num_rows, episodes // num_rows) + (np.arange(num_rows) < episodes % num_rows)
+    quota = _quota(pool.task_ids, episodes)
     state = policy.initial_state(num_rows)
     returns, lengths = np.zeros(num_rows), np.zeros(num_rows, np.int64)
     done: list[tuple[float, int, int]] = []
@@ -221,6 +221,18 @@ def _play(
                     getattr(state, name)[index] = getattr(part, name)
         pool.send(ready.rows[answer], discrete[answer], continuous[answer])
     return _summarise(done, pool.tasks, policy, deterministic)
+
+
+def _quota(task_ids: NDArray[np.int64], episodes: int) -> NDArray[np.int64]:
+    """Episodes of each row: equally many, and what is left over dealt to the tasks in turn."""
+    num_rows = len(task_ids)
+    rank = np.zeros(num_rows, np.int64)  # of a row among those of its task
+    for task in np.unique(task_ids):
+        rank[task_ids == task] = np.arange((task_ids == task).sum())
+    in_turn = np.lexsort((task_ids, rank))
+    quota = np.full(num_rows, episodes // num_rows)
+    quota[in_turn[: episodes % num_rows]] += 1
+    return quota
 
 
 def _summarise(

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pronghorn.errors import CheckpointError, RunDirError
 
-FORMAT = 1
+FORMAT = 2  # 2: PopArt's mean and deviation are saved beside the sums they come from
 _TEMPORARY = ".partial-"
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 

@@ -73,23 +73,26 @@ class Learner:
 
         stopping: asked after each optimiser step; when it says so the iteration ends there.
         """
-        weights, skipped = self._weights(batch), self.num_skipped
+        weights, skipped, updates = self._weights(batch), self.num_skipped, self.updates
         estimate, once = self._estimate_once(batch, weights) if self.settings.estimates_once else (None, {})
         reports: list[dict[str, float]] = []
         targets: list[Tensor] = []
+        counts: list[Tensor] = []
         for part in self._minibatches(Part(batch, weights, estimate)):
             result = compute_losses(self.model, part.batch, self.hyper, self.settings, part.weights, part.estimate)
             reports.append(self._update(result))
-            targets.append(result.targets)
+            targets.append(result.targets.flatten())
+            if part.weights is not None:
+                counts.append(part.weights.flatten())
             if stopping():
                 break
         if self.num_skipped == skipped:  # whatever was not finite must not get into the statistics either
-            self._update_normalizers(batch, targets, weights)
+            self._update_normalizers(batch, torch.cat(targets), torch.cat(counts) if counts else None, weights)
         self.version += 1
         self.steps += batch.num_fresh
         report = {k: float(np.mean([r[k] for r in reports if k in r])) for k in sorted({k for r in reports for k in r})}
         report |= {name: float(term) for name, term in once.items()}
-        self._schedule_lr(report.get("kl", 0.0))
+        self._schedule_lr(report.get("kl", math.nan) if self.updates > updates else math.nan)
         lag = batch.policy_lag[:, : batch.policy_lag.shape[1] - batch.num_replayed]
         report |= {
             "policy_lag_min": int(lag.min()),
@@ -179,18 +182,25 @@ class Learner:
             else:
                 yield from (_columns(whole, index) for index in parts)
 
-    def _update_normalizers(self, batch: Batch, targets: list[Tensor], weights: Tensor | None) -> None:
-        """Last, so that the statistics in use are those that the policy acted with (they are part of the version)."""
+    def _update_normalizers(
+        self, batch: Batch, targets: Tensor, counts: Tensor | None, weights: Tensor | None
+    ) -> None:
+        """Last, so that the statistics in use are those that the policy acted with (they are part of the version).
+
+        targets, counts: of everything that was trained on.  Observations count once, when they are fresh.
+        """
+        fresh = batch.state.shape[0] - batch.num_replayed
         with torch.no_grad():
-            self.model.update_obs_norm({k: v[:-1] for k, v in batch.obs.items()}, weights)
-            self.model.update_return_norm(torch.cat([t.flatten() for t in targets]))
+            obs = {k: v[:-1, :fresh] for k, v in batch.obs.items()}
+            self.model.update_obs_norm(obs, None if weights is None else weights[:, :fresh])
+            self.model.update_return_norm(targets, counts)
 
     def _schedule_lr(self, kl: float) -> None:
         n = self.settings
         lr = self.hyper.lr
         if n.lr_schedule == "linear" and self.total_steps:
             lr = n.lr * max(0.0, 1.0 - self.steps / self.total_steps)
-        elif n.lr_schedule == "kl_adaptive":
+        elif n.lr_schedule == "kl_adaptive" and math.isfinite(kl):  # nothing is known of skipped steps
             factor = 1.5 if kl < 0.5 * n.lr_kl_target else 1 / 1.5 if kl > 2.0 * n.lr_kl_target else 1.0
             lr = min(max(lr * factor, LR_BOUNDS[0]), LR_BOUNDS[1])
         if lr != self.hyper.lr:
@@ -201,6 +211,15 @@ class Learner:
         self.hyper = replace(self.hyper, **values, version=self.hyper.version + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = self.hyper.lr
+
+    def configure_optimizer(self) -> None:
+        """Give the optimiser the settings of this run, after a saved state was loaded into it."""
+        n = self.settings
+        for group in self.optimizer.param_groups:
+            group["eps"] = n.optimizer_eps
+            for name in ("alpha", "decay"):  # RMSProp's, of torch and of TensorFlow
+                if name in group:
+                    group[name] = n.rmsprop_decay
 
     # ------------------------------------------------------------ state
 
@@ -361,9 +380,13 @@ def _gae(values: Tensor, steps: Mapping[str, Tensor], rewards: Tensor, hyper: Hy
 
 def _critic_report(targets: Tensor, values: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
     """How well the critic foresaw the targets: 1 - Var(target - V) / Var(target), 0 when they do not vary; its mean."""
-    variance = targets.var(correction=0)
-    explained = torch.where(variance > 1e-12, 1.0 - (targets - values).var(correction=0) / variance, 0.0)
+    variance, missed = _variance(targets, weights), _variance(targets - values, weights)
+    explained = torch.where(variance > 1e-12, 1.0 - missed / variance, 0.0)
     return {"explained_variance": explained, "value_mean": losses.reduce(values, weights)}
+
+
+def _variance(x: Tensor, weights: Tensor | None) -> Tensor:
+    return losses.reduce((x - losses.reduce(x, weights)).square(), weights)
 
 
 # ---------------------------------------------------------------- optimisers

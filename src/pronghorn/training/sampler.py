@@ -105,7 +105,7 @@ class Sampler:
         ready = self._held_ready() or self._receive()
         if ready is None:
             return
-        self._load_weights()
+        self._load_weights()  # again for rows that needed no slot
         start = time.perf_counter()
         discrete, continuous = self._act(ready)
         self.seconds["act"] += time.perf_counter() - start
@@ -159,6 +159,7 @@ class Sampler:
 
     def _start_unrolls(self, ready: Ready) -> bool:
         """Give each acting row that has none a slot with its RNN state; False if there are too few slots."""
+        self._load_weights()  # after the last step was recorded by the network that acted; the slots carry the version
         acting = ready.rows[_ACTS[ready.event]]
         if self.pool.spec.rows_wait:
             self._park(ready, acting)

@@ -205,7 +205,7 @@ class Store:
             self._expect(slots, Slot.FILLING)
             self._status[slots] = Slot.FREE
             self.num_discarded += len(slots) if lost else 0
-            self._tickets += len(slots) if self.turns and lost else 0
+            self._tickets += len(slots) if self.turns else 0
             self._changed.notify_all()
 
     # ------------------------------------------------------------ learner
@@ -299,19 +299,18 @@ class Replay:
     It holds copies on the learner's device, [capacity, ...] for each tensor of a batch.
     """
 
-    def __init__(self, capacity: int, fraction: float, seed: int) -> None:
-        self.capacity, self.fraction, self.size = capacity, fraction, 0
+    def __init__(self, capacity: int, num_drawn: int, seed: int) -> None:
+        self.capacity, self.num_drawn, self.size = capacity, num_drawn, 0
         self._next = 0
         self._generator = torch.Generator().manual_seed(seed)
         self._tensors: dict[tuple[str, str], Tensor] = {}
 
     def mix(self, batch: Batch, version: int) -> Batch:
-        """The fresh batch followed by unrolls drawn from those before it, with replacement; then keeps the fresh ones.
+        """The fresh batch followed by `num_drawn` unrolls drawn from those before it, with replacement.
 
-        Replayed unrolls are `fraction` of the result, as soon as there are any at all.
+        None are drawn while there are none. The fresh ones are kept for the batches to come.
         """
-        num_fresh = batch.state.shape[0]
-        drawn = self._draw(round(num_fresh * self.fraction / (1.0 - self.fraction)), version)
+        drawn = self._draw(self.num_drawn, version)
         self._keep(batch)
         if drawn is None:
             return batch

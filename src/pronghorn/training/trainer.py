@@ -136,6 +136,7 @@ class _Run:
             why = f"the network does not fit into memory ({error})"
             raise ConfigError("model", sizes, why, "Lower the sizes of the [model] settings.") from None
         self.learner = Learner(config, self.model)
+        self.learner.total_steps = config.step_limit(spec.frame_skip)
         self.tracker = EpisodeTracker(self.pool.num_rows, self.pool.tasks, self.pool.task_ids)
         self.best_return, self.previous_s = -float("inf"), 0.0
         self._notes: list[str] = []  # to be said once the log is open
@@ -152,8 +153,8 @@ class _Run:
             waits=not config.learner.drop_over_lag,
             device=self.device,
         )
-        fraction, kept = config.learner.replay_fraction, config.learner.replay_unrolls
-        self.replay = Replay(kept, fraction, derive_seed(seed, 4)) if fraction else None
+        num_drawn, kept = config.learner.batch_unrolls - config.fresh_unrolls, config.learner.replay_unrolls
+        self.replay = Replay(kept, num_drawn, derive_seed(seed, 4)) if num_drawn else None
         self.newest = Snapshot.of(self.model, self.learner.version)
         self.publisher = Publisher(self.newest)
         self.sampler = Sampler(self.pool, self.store, actor, self.publisher, self.tracker, seed=seed)
@@ -219,8 +220,10 @@ class _Run:
         for thread in threads:
             thread.join()
         self.evaluator.join()
-        self._report()
-        self._save()
+        try:
+            self._report()
+        finally:
+            self._save()
         if self._error:
             raise self._error
 
@@ -319,7 +322,8 @@ class _Run:
         self._signal = number
         name = signal.Signals(number).name
         if self.config.log.live != "off":
-            os.write(2, f"\n{name}: saving and stopping; once more ends at once\n".encode())  # safe in a handler
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, f"\n{name}: saving and stopping; once more ends at once\n".encode())  # safe in a handler
 
     # ------------------------------------------------------------ evaluation
 
@@ -392,6 +396,7 @@ class _Run:
         self._notes += [f"changed: {name} {old} -> {new}" for name, (old, new) in changed.items()]
         checkpoints.load_weights(self.model, saved.weights, str(saved.path))
         self.learner.optimizer.load_state_dict(saved.optimizer)
+        self.learner.configure_optimizer()  # the saved state brings its own settings along
         state = saved.state
         self.learner.load_counters(state["learner"])
         # Saved values win, since schedules moved them, except those that were changed on purpose for this resume.
