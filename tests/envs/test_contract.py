@@ -160,3 +160,8 @@ def test_errors_have_their_own_class():
 
 def broken_import():
     raise ModuleNotFoundError("No module named 'Box2D'", name="Box2D")
+
+
+def test_environments_of_several_rows_are_refused_in_words():
+    with pytest.raises(EnvError, match="has 3 rows; check_env checks environments of one row"):
+        check_env(f"{TOYS}:Squad")
