@@ -45,7 +45,7 @@ def _checked(make: str | Callable[[], Any], seed: int, num_steps: int) -> list[s
     try:
         if first.spec.get("rows_per_env", 1) != 1:
             has = f"{first.spec['name']} has {first.spec['rows_per_env']} rows"
-            raise EnvError(f"{has}; check_env checks environments of one row. Give the function that makes one of them.")
+            raise EnvError(f"{has}; check_env checks environments of one row. Give what makes one of them.")
         passed += ["the spaces have a flat form", *_check_spec(first)]
         recording = _play(first, seed, num_steps)
         passed += _check_recording(first, recording)
