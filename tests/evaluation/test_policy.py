@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import Env, spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from pronghorn.config import Config, Hyperparameters, replace, resolve
 from pronghorn.envworker.spaces import Actions, Observations
@@ -99,7 +100,11 @@ NESTED = spaces.Dict(
 
 
 @pytest.mark.case("SPA-18")
-@pytest.mark.parametrize("space", [NESTED, *NESTED.spaces.values(), spaces.Box(-1, 1, (60,), np.float32)], ids=str)
+@pytest.mark.parametrize(
+    "space",
+    [NESTED, *NESTED.spaces.values(), spaces.Discrete(5, start=3), spaces.MultiDiscrete([4]), spaces.Box(-1, 1, (60,))],
+    ids=str,
+)
 def test_spaces_survive_the_way_there_and_back(space: spaces.Space[Any]) -> None:
     """Observations reach the policy as they reach the worker; actions come out as the environment's space has them."""
     actions = Actions(space)
@@ -119,6 +124,12 @@ def test_spaces_survive_the_way_there_and_back(space: spaces.Space[Any]) -> None
             np.testing.assert_array_equal(seen[name][0], expected)
         action, _ = policy.act(sample)
         assert space.contains(np.int64(action) if isinstance(action, int) else action), action
+    for num in (1, 3):
+        rows, batched = policy._leaves(concatenate(space, samples[:num], create_empty_array(space, num)))
+        assert batched, "a batch of one is a batch"
+        for name, expected in Observations(space, 0).flatten(samples[0]).items():
+            assert rows[name].shape == (num, *expected.shape)
+            np.testing.assert_array_equal(rows[name][0], expected)
 
 
 @pytest.mark.case("EVL-12")

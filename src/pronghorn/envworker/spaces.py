@@ -239,7 +239,7 @@ def _codes(name: str, space: Any, path: Path, kind: str) -> Leaf:
     if kind == "MultiBinary":
         return Leaf(name, path, space.shape, space.shape, np.uint8, "binary")
     if kind == "Discrete":
-        leaf = Leaf(name, path, (), (1,), np.int64, "discrete", n=[int(space.n)])
+        leaf = Leaf(name, path, (), (), np.int64, "discrete", n=[int(space.n)])
         leaf.start = int(getattr(space, "start", 0))
         return leaf
     sizes = np.asarray(space.nvec, dtype=np.int64)

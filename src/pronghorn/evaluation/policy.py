@@ -136,9 +136,8 @@ class Policy:
                     f"The observation lacks '{name}'. This policy needs: {', '.join(self.spec.observation)}."
                 )
             value = np.asarray(found[name]).astype(leaf.dtype)
-            thin = leaf.shape[:-1]
-            if leaf.shape[-1:] == (1,) and value.shape != leaf.shape and value.shape in (thin, value.shape[:1] + thin):
-                value = value[..., None]  # a grey image without its channel axis, or a single code
+            if leaf.kind == "image" and value.shape[-2:] == leaf.shape[:2] and leaf.shape[2] == 1:
+                value = value[..., None]  # a grey image without its channel axis
             if leaf.start:
                 value = value - np.array(leaf.start).reshape(leaf.shape)
             if value.shape not in (leaf.shape, value.shape[:1] + leaf.shape):
