@@ -18,7 +18,7 @@ LAYERS = [
     {"types"},
     {"config", "ops", "envworker"},
     {"models", "envs"},
-    {"training.metrics", "training.store", "training.checkpoint"},
+    {"training.metrics", "training.live", "training.store", "training.checkpoint"},
     {"training.sampler", "training.learner", "evaluation"},
     {"training.trainer"},
     {"cli"},

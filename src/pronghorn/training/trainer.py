@@ -46,7 +46,8 @@ from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
 from pronghorn.evaluation.policy import build_model, spec_to_json
 from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
-from pronghorn.training.metrics import EpisodeTracker, LiveView, MetricsWriter
+from pronghorn.training.live import LiveView
+from pronghorn.training.metrics import EpisodeTracker, MetricsWriter
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
 from pronghorn.training.store import Replay, Store, step_fields
 from pronghorn.types import Pool
