@@ -15,8 +15,10 @@ FILES = sorted(SRC.rglob("*.py"))
 # A module may import modules of lower layers, and of its own package; listed from low to high.
 LAYERS = [
     {"errors"},
-    {"types"},
+    {"types", "machine"},
     {"config", "ops", "envworker"},
+    {"rules", "settings_file"},
+    {"defaults"},
     {"models", "envs"},
     {"training.metrics", "training.live", "training.store", "training.checkpoint"},
     {"training.sampler", "training.learner", "evaluation"},

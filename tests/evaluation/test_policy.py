@@ -11,7 +11,8 @@ import pytest
 import torch
 from gymnasium import Env, spaces
 
-from pronghorn.config import Config, Hyperparameters, replace, resolve
+from pronghorn.config import Config, Hyperparameters, replace
+from pronghorn.defaults import resolve
 from pronghorn.envworker.spaces import Actions, Observations
 from pronghorn.evaluation.policy import Policy, build_model, load, spec_to_json
 from pronghorn.training.learner import compute_losses
