@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from pronghorn.config import from_toml
+from pronghorn.settings_file import from_toml
 from pronghorn.training.metrics import read_metrics
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pronghorn.config import Config, replace, resolve
+from pronghorn.config import Config, replace
+from pronghorn.defaults import resolve
 from pronghorn.evaluation.evaluate import bootstrap_iqm, interquartile_mean
 from pronghorn.evaluation.policy import build_model
 from pronghorn.models.actor_critic import ActorCritic

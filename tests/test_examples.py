@@ -183,7 +183,8 @@ def test_it_solves_cartpole(example: ModuleType) -> None:
 
 def test_trainer_and_example_compute_the_same_losses(example: ModuleType) -> None:
     """One memory-less network, the same off-policy unrolls with ends and limits: every term and gradient is equal."""
-    from pronghorn.config import Config, Hyperparameters, replace, resolve
+    from pronghorn.config import Config, Hyperparameters, replace
+    from pronghorn.defaults import resolve
     from pronghorn.evaluation.policy import build_model
     from pronghorn.training.learner import compute_losses
     from pronghorn.training.store import Batch

@@ -18,8 +18,12 @@ from typing import Annotated, Any, Optional
 import tyro
 
 from pronghorn import __version__
-from pronghorn.config import Config, EnvConfig, apply_preset, available_cores, from_toml, presets, validate
+from pronghorn.config import Config, EnvConfig
+from pronghorn.defaults import apply_preset, presets
 from pronghorn.errors import ConfigError, PronghornError, UsageError
+from pronghorn.machine import available_cores
+from pronghorn.rules import validate
+from pronghorn.settings_file import from_toml
 
 _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at the speed of the hardware.
 

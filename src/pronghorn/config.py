@@ -1,4 +1,5 @@
-"""Every setting of a run: frozen dataclasses, validated once, saved in full as config.toml. It starts nothing.
+"""Every setting of a run, as frozen dataclasses. It fills, checks and reads nothing: defaults.py, rules.py and
+settings_file.py do.
 
 A value comes from, in rising order: the defaults of the kind of environment and of the algorithm, `--preset`,
 `--config FILE`, the command line. Fields of type `Auto` are None until `resolve` fills them from the first two,
@@ -10,11 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
-import os
-import tomllib
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeVar
 import numpy as np
 import tyro
 
-from pronghorn.errors import ConfigError, UsageError
-from pronghorn.types import EnvSpec
+from pronghorn.errors import UsageError
 
 T = TypeVar("T")
 AUTO: Any = None
@@ -362,195 +357,12 @@ class Hyperparameters:
         return Hyperparameters(**{name: getattr(config.learner, name) for name in names})
 
 
-@functools.cache
-def _tables() -> dict[str, Any]:
-    """defaults.toml: the defaults of algorithms and kinds of environment, and the presets, by dotted names."""
-    return tomllib.loads(Path(__file__).with_name("defaults.toml").read_text())
-
-
-def presets() -> dict[str, dict[str, Any]]:
-    """Settings by the name of the preset that gives them."""
-    return {name: {k: _frozen(v) for k, v in values.items()} for name, values in _tables()["preset"].items()}
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def kind_of(spec: EnvSpec) -> str:
-    """'pixels' if any observation is an image of at least 36 pixels a side, else 'vector'."""
-    images = [leaf for leaf in spec.observation.values() if leaf.kind == "image"]
-    sides = [leaf.shape[:2] if leaf.layout == "hwc" else leaf.shape[1:] for leaf in images]
-    return "pixels" if any(min(side) >= 36 for side in sides) else "vector"
-
-
-def resolve_env(config: Config) -> Config:
-    """Fill the settings that are needed before the environment is known: how many of them, and where."""
-    pixels = any(name.startswith(("doom:", "atari:", "dmlab:")) for name in config.env_names)
-    defaults = {"env.workers": available_cores(), "env.envs_per_worker": 16 if pixels else 32}
-    config = with_defaults(config, defaults)
-    return with_defaults(config, {"env.groups": max(1, min(2, config.env.envs_per_worker))})
-
-
-def resolve(config: Config, spec: EnvSpec) -> Config:
-    """Fill every Auto field from the kind of environment and the algorithm, then validate. Raises ConfigError."""
-    tables, kind = _tables(), kind_of(spec)
-    kinds = [kind]
-    if kind == "vector" and spec.action.num_continuous:
-        kinds.append("vector-continuous")
-    if any(name.startswith("atari:") for name in config.env_names):
-        kinds.append("atari")
-    defaults = dict(tables["common"])
-    for name in kinds:
-        defaults |= tables["kind"][name]
-    defaults |= tables["algorithm"][config.algo] | tables["pair"].get(f"{kind}-{config.algo}", {})
-    config = with_defaults(resolve_env(config), defaults)
-    config = with_defaults(config, {"threads": available_cores()})
-    num_rows = config.num_envs * spec.rows_per_env
-    if spec.rows_wait and config.max_lag <= 1:
-        rule = "must be at least 2 here: rows of this environment may wait (absent agents, next-step auto-reset)"
-        raise ConfigError("max_lag", config.max_lag, rule, "Add --max-lag 16, or use a same-step auto-reset.")
-    # Taking turns needs whole unrolls of all rows in each batch. Several passes over a batch want a large one; a single
-    # optimiser step wants a small one, so that there are many.
-    if config.max_lag <= 1 or (kind == "vector" and config.learner.epochs > 1):
-        fresh_unrolls = num_rows
-    else:
-        fresh_unrolls = max(1, num_rows // 4) if kind == "vector" else max(32, num_rows // 2)
-    batch_unrolls = round(fresh_unrolls / (1.0 - min(config.learner.replay_fraction, 0.99)))
-    config = with_defaults(config, {"learner.batch_unrolls": batch_unrolls})
-    validate(config)
-    config = with_defaults(config, {"learner.minibatches": _default_minibatches(config, kind)})
-    validate_sizes(config, num_rows)
-    return config
-
-
-def _default_minibatches(config: Config, kind: str) -> int:
-    """Few for pixels, whose optimiser steps are dear; else so many that each holds 128 single steps or 4 unrolls."""
-    n = config.learner
-    total = n.batch_unrolls * n.unroll_length if config.single_steps else n.batch_unrolls
-    most = 4 if kind == "pixels" else total // (128 if config.single_steps else 4)
-    return max(count for count in range(1, max(1, min(most, total)) + 1) if total % count == 0)
-
-
-def validate(config: Config) -> None:
-    """Check every rule on values that are set; Auto fields that are still None are skipped. Raises ConfigError."""
-    c, n, e = config, config.learner, config.env
-    if not c.env_names:
-        raise UsageError("No environment was named. Example: pronghorn train doom:basic")
-    _positive("env.workers", e.workers)
-    _positive("env.envs_per_worker", e.envs_per_worker)
-    _positive("env.groups", e.groups)
-    _positive("env.step_timeout_s", e.step_timeout_s)
-    for name in ("conv_features", "core_size", "core_layers", "initial_std"):
-        _positive(f"model.{name}", getattr(c.model, name))
-    for width in c.model.mlp_layers:
-        _positive("model.mlp_layers", width)
-    if c.seed < 0:
-        raise ConfigError("seed", c.seed, "must not be negative", "Give any whole number from 0 on.")
-    for name in ("unroll_length", "batch_unrolls", "epochs", "minibatches", "lr", "reward_scale",
-                 "rho_clip", "c_clip", "pg_rho_clip", "ppo_clip", "lr_kl_target"):  # fmt: skip
-        _positive(f"learner.{name}", getattr(n, name))
-    for name in ("value_clip", "value_coef", "exploration_coef", "kl_coef", "reward_clip", "max_grad_norm"):
-        _not_negative(f"learner.{name}", getattr(n, name))
-    for name in ("gamma", "lambda_"):
-        value = getattr(n, name)
-        if value is not None and not 0.0 <= value <= 1.0:
-            raise ConfigError(f"learner.{name.strip('_')}", value, "must lie in [0, 1]", "Try 0.99 or 0.95.")
-    for name, limit in (("steps", c.steps), ("frames", c.frames), ("minutes", c.minutes), ("threads", c.threads)):
-        _positive(name, limit)
-    _not_negative("max_lag", c.max_lag, "0 takes turns, 1 overlaps, more runs free.")
-    _positive("checkpoint.keep", c.checkpoint.keep)
-    _not_negative("checkpoint.every_s", c.checkpoint.every_s)
-    _not_negative("checkpoint.every_updates", c.checkpoint.every_updates)
-    _positive("eval.episodes", c.eval.episodes)
-    _not_negative("log.every_s", c.log.every_s)
-    if not 0.0 < c.eval.max_share <= 1.0:
-        raise ConfigError("eval.max_share", c.eval.max_share, "must lie in (0, 1]", "Try 0.15.")
-    if not 0.0 <= n.replay_fraction < 1.0:
-        raise ConfigError("learner.replay_fraction", n.replay_fraction, "must lie in [0, 1)", "Try 0.5.")
-    _positive("learner.replay_unrolls", n.replay_unrolls)
-    _not_negative("learner.max_skipped", n.max_skipped, "0 ends the run at the first one.")
-    if n.replay_fraction and c.deterministic:
-        rule = "must be 0 with --deterministic: the replay is not saved, so a resumed run would differ"
-        raise ConfigError("learner.replay_fraction", n.replay_fraction, rule, "Drop one of the two.")
-    if n.advantage == "epsilon" and n.policy_loss == "ppo_clip":
-        rule = "needs learner.policy_loss = policy_gradient, whose log(pi) it changes"
-        raise ConfigError("learner.advantage", "epsilon", rule, "Try --algo impala.")
-    if e.python and not os.access(e.python, os.X_OK):
-        raise ConfigError(
-            "env.python", e.python, "must be an executable file", "Give the path of a Python interpreter."
-        )
-    if c.deterministic and c.max_lag is not None and c.max_lag > 1:
-        raise ConfigError("max_lag", c.max_lag, "must be 0 or 1 with --deterministic", "Add --max-lag 1.")
-
-
-def validate_sizes(config: Config, num_rows: int) -> None:
-    """Refuse sizes that cannot work or would deadlock, of a resolved config. Raises ConfigError."""
-    n = config.learner
-    envs, groups, num_unrolls = config.env.envs_per_worker, config.env.groups, n.batch_unrolls
-    num_fresh = config.fresh_unrolls
-    if envs < groups:
-        rule = f"must be at most env.envs_per_worker = {envs}"
-        raise ConfigError("env.groups", groups, rule, "Lower --env.groups or raise --env.envs-per-worker.")
-    if config.single_steps and num_unrolls * n.unroll_length % n.minibatches:
-        rule = f"must divide the {num_unrolls * n.unroll_length} samples of a batch"
-        raise ConfigError("learner.minibatches", n.minibatches, rule, "Try a power of two.")
-    if not config.single_steps and num_unrolls % n.minibatches:
-        rule = f"must divide learner.batch_unrolls = {num_unrolls}"
-        fix = "Here minibatches are made of whole unrolls: the model has a memory, or each sample is used once."
-        raise ConfigError("learner.minibatches", n.minibatches, rule, fix)
-    if num_fresh == 0:
-        rule = f"leaves no fresh unroll in a batch of {num_unrolls}"
-        raise ConfigError("learner.replay_fraction", n.replay_fraction, rule, "Lower it.")
-    if config.max_lag <= 1 and num_fresh % num_rows:
-        rule = f"must be a multiple of the {num_rows} rows when --max-lag is 0 or 1 (whole unrolls of all rows)"
-        if n.replay_fraction:
-            rule = f"leaves {num_fresh} fresh ones, which {rule}"
-        fresh = num_rows * max(1, round(num_fresh / num_rows))
-        fix = f"Try --learner.batch-unrolls {round(fresh / (1.0 - n.replay_fraction))}."
-        raise ConfigError("learner.batch_unrolls", num_unrolls, rule, fix)
-    # A batch takes B of the at most num_slots unrolls that are older than it, oldest first.
-    need = -(-config.num_slots(num_rows) // num_fresh)
-    if config.max_lag > 1 and config.max_lag < need:
-        rule = f"must be at least {need}: {num_rows} rows can have that many batches of {num_fresh} unrolls in flight"
-        fix = "Raise --max-lag or --learner.batch-unrolls, or lower the number of environments."
-        raise ConfigError("max_lag", config.max_lag, rule, fix)
-    if n.lr_schedule == "linear" and not (config.steps or config.frames):
-        rule = "needs an end of the run in steps or frames"
-        raise ConfigError("learner.lr_schedule", "linear", rule, "Add --steps or --frames.")
-
-
-def _positive(name: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise ConfigError(name, value, "must be greater than 0", "Leave it out for the default.")
-
-
-def _not_negative(name: str, value: float | None, fix: str = "0 switches it off.") -> None:
-    if value is not None and not value >= 0:
-        raise ConfigError(name, value, "must not be negative", fix)
-
-
-def available_cores() -> int:
-    """Cores that this process may use: its affinity mask, cut by a cgroup's CPU quota."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        cores = os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return cores
-
-
 def derive_seed(seed: int, *path: int) -> int:
     """A 31-bit seed for one use, from the run's seed and the numbers that name the use (streams never overlap)."""
     return int(np.random.SeedSequence(entropy=seed, spawn_key=path).generate_state(1)[0] >> 1)
 
 
-# ---------------------------------------------------------------- dotted names, presets, TOML
+# ---------------------------------------------------------------- dotted names
 
 
 def walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -582,117 +394,3 @@ def _replace(config: Any, values: Mapping[str, Any], prefix: str) -> Any:
         elif name in values:
             changes[f.name] = values[name]
     return dataclasses.replace(config, **changes)
-
-
-def with_defaults(config: Config, defaults: Mapping[str, Any]) -> Config:
-    """Fill the fields that are still None."""
-    current = dict(walk(config))
-    filled: Config = replace(config, {k: v for k, v in defaults.items() if current.get(k, 0) is None})
-    return filled
-
-
-def apply_preset(config: Config, name: str) -> Config:
-    """The config with a preset's values. Raises UsageError for an unknown preset, with the nearest one."""
-    known = presets()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise UsageError(f"Unknown preset '{name}'.{hint} There are: {', '.join(sorted(known))}.")
-    preset: Config = replace(config, known[name] | {"preset": name})
-    return preset
-
-
-# Settings that a resumed run cannot change: its weights would not fit, or would mean something else.
-# what the weights depend on, and the algorithm, whose other settings were filled in when the run began
-_STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "model.", "algo", "learner.optimizer")
-
-
-def changed_settings(before: Config, after: Config) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """(name, (old, new)) of what a resumed run changes. Raises ConfigError for what it may not change."""
-    old = dict(walk(before))
-    for name, value in walk(after):
-        if old[name] == value or value is None:  # None: left open, to be filled in
-            continue
-        if name.startswith(_STRUCTURAL) and not name.startswith("learner.optimizer_"):
-            raise ConfigError(name, value, f"cannot change when a run is resumed (it was {old[name]!r})",
-                              "Start a new run in another --run-dir.")  # fmt: skip
-        yield name, (old[name], value)
-
-
-def to_toml(config: Config) -> dict[str, Any]:
-    """The nested dictionary that config.toml holds; None (not set) is left out."""
-    tree: dict[str, Any] = {}
-    for name, value in walk(config):
-        if value is None:
-            continue
-        *groups, leaf = name.split(".")
-        node = tree
-        for group in groups:
-            node = node.setdefault(group, {})
-        node[leaf] = list(value) if isinstance(value, tuple) else value
-    return tree
-
-
-def from_toml(path: Path, base: Config | None = None) -> Config:
-    """Read a TOML file over `base`. Raises UsageError: unreadable file, unknown key (with the nearest), wrong type."""
-    try:
-        tree = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read the configuration {path}: {error}") from error
-    base = base or Config()
-    hints = _leaf_types(Config)
-    values = {name: _convert(name, value, hints, path) for name, value in _flatten(tree, hints)}
-    config: Config = replace(base, values)
-    return config
-
-
-def _flatten(tree: Mapping[str, Any], hints: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        name = prefix + key
-        if isinstance(value, dict) and name not in hints:
-            yield from _flatten(value, hints, name + ".")
-        else:
-            yield name, value
-
-
-def _leaf_types(cls: type, prefix: str = "") -> dict[str, Any]:
-    types_: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(cls).items():
-        if dataclasses.is_dataclass(hint):
-            types_ |= _leaf_types(typing.cast(type, hint), f"{prefix}{name}.")
-        else:
-            types_[prefix + name] = hint
-    return types_
-
-
-def _convert(name: str, value: Any, hints: Mapping[str, Any], path: Path) -> Any:
-    """Check one TOML value against its field's type; lists become tuples and whole numbers become floats."""
-    if name not in hints:
-        return value  # `replace` names it
-    options = _options(hints[name])
-    for option in options:
-        origin = typing.get_origin(option)
-        if origin is Literal and value in typing.get_args(option):
-            return value
-        if origin is tuple and isinstance(value, list):
-            return tuple(value)
-        if origin is dict and isinstance(value, dict):
-            return {k: str(v) for k, v in value.items()}
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if isinstance(option, type) and type(value) is option:
-            return value
-    wanted = " or ".join(_describe(o) for o in options if o is not type(None))
-    raise ConfigError(name, value, f"must be {wanted}", f"It stands in {path}.")
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return tuple(o for arg in typing.get_args(hint) for o in _options(arg))
-    return (hint,)
-
-
-def _describe(option: Any) -> str:
-    if typing.get_origin(option) is Literal:
-        return "one of " + ", ".join(map(repr, typing.get_args(option)))
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(option, str(option))

@@ -1,92 +1,26 @@
+"""Pools of workers: what a recv carries, order and seeds, auto-reset modes, death and restart."""
+
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
-import venv
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from playing import TOYS, alive, answer, answer_rows, kill_worker, play, receive, toy, wait_until
 from pronghorn.envs import workers
-from pronghorn.envs.workers import ResolvedEnv, WorkerPool, derive_seed
-from pronghorn.errors import (
-    ConfigError,
-    EnvError,
-    MissingExtraError,
-    SpaceError,
-    UnknownEnvError,
-    UsageError,
-    WorkerDied,
-)
+from pronghorn.envs.workers import ResolvedEnv, derive_seed
+from pronghorn.errors import ConfigError, EnvError, UsageError, WorkerDied
 from pronghorn.types import Event
 
-TOYS = str(Path(__file__).parents[1] / "toy_envs.py")
 FIRST, STEP, LAST, LOST = Event.FIRST, Event.STEP, Event.LAST, Event.LOST
-
-
-def toy(name="Counter", options=None, **kwargs):
-    return ResolvedEnv(f"toy:{name}", "worker", "call", f"{TOYS}:{name}", kwargs, options or {})
-
-
-@pytest.fixture
-def start():
-    pools = []
-
-    def make(*envs, num_workers=1, envs_per_worker=1, num_groups=1, seed=7, **settings):
-        pool = WorkerPool(
-            envs, num_workers=num_workers, envs_per_worker=envs_per_worker, num_groups=num_groups, seed=seed,
-            step_timeout_s=settings.pop("step_timeout_s", 10.0), **settings,
-        )  # fmt: skip
-        pools.append(pool)
-        return pool
-
-    yield make
-    for pool in pools:
-        pool.close()
-
-
-def receive(pool):
-    ready = pool.recv(10.0)
-    assert ready is not None, "nothing came within 10 s"
-    return ready
-
-
-def answer(pool, ready, action=0):
-    n, spec = len(ready.rows), pool.spec.action
-    pool.send(
-        ready.rows, np.full((n, spec.num_discrete), action, np.int64), np.zeros((n, spec.num_continuous), np.float32)
-    )
-
-
-def play(pool, num_recvs):
-    """(row, event, first value of obs, reward) of what comes, answering everything."""
-    seen = []
-    for _ in range(num_recvs):
-        ready = receive(pool)
-        obs = next(iter(ready.obs.values()))
-        seen += zip(ready.rows.tolist(), ready.event.tolist(), obs[:, 0].tolist(), ready.reward.tolist(), strict=True)
-        answer(pool, ready)
-    return seen
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition, timeout_s=10.0):
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, "did not happen in time"
-        time.sleep(0.02)
 
 
 # ------------------------------------------------------------------------------------ what a recv carries
@@ -193,10 +127,6 @@ def test_send_wants_exactly_the_rows_of_a_recv(start):
     answer(pool, ready)
     with pytest.raises(UsageError, match="row 0 is not waiting"):
         answer(pool, ready)
-
-
-def answer_rows(pool, rows):
-    pool.send(np.array(rows), np.zeros((len(rows), 1), np.int64), np.zeros((len(rows), 0), np.float32))
 
 
 # ---------------------------------------------------------------------------------- auto-reset modes, many rows
@@ -405,13 +335,6 @@ def test_ordered_recvs_are_whole_groups_in_turn(start):
     assert order == [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3], [4, 5], [0, 1, 2, 3]]
 
 
-def test_groups_stay_together_only_in_fixed_order(start):
-    """unit_ids say which rows a caller may not part: whole groups in fixed order, else those of one worker."""
-    two_by_two = {"num_workers": 2, "envs_per_worker": 4, "num_groups": 2}
-    assert start(toy(), ordered=True, **two_by_two).unit_ids.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert start(toy(), ordered=False, **two_by_two).unit_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
 def test_ordered_runs_repeat_exactly(start):
     def run():
         pool = start(toy("RandomWalk", length=4), num_workers=2, envs_per_worker=2, num_groups=2, ordered=True)
@@ -456,13 +379,6 @@ def test_rows_are_dealt_to_the_tasks_in_turn(start):
     assert ready.obs["obs"][:, 0].tolist() == [0.0, 0.5]
 
 
-def test_tasks_that_differ_are_named(start):
-    with pytest.raises(EnvError, match=r"tasks differ in the observation leaf 'obs': toy:Counter .* toy:Echo has"):
-        start(toy(), toy("Echo"), num_workers=2)
-    with pytest.raises(EnvError, match="number of frames per step: toy:Counter has 1, toy:Counter has 2"):
-        start(toy(), toy(options={"frame_skip": 2}), num_workers=2)
-
-
 @pytest.mark.case("FLT-13")
 @pytest.mark.parametrize("num_envs", [1, 255, 256, 257, 1025])
 def test_any_number_of_environments_gives_the_same_results(start, num_envs):
@@ -476,16 +392,6 @@ def test_any_number_of_environments_gives_the_same_results(start, num_envs):
 # --------------------------------------------------------------------------------------------- the process
 
 
-def test_a_worker_knows_nothing_of_torch_and_of_gpus(start):
-    import torch  # noqa: F401
-
-    pool = start(toy("Facts"))
-    torch_imported, num_cores, own_directory, gpus_hidden, num_threads, _ = receive(pool).obs["obs"][0].tolist()
-    assert torch_imported == 0
-    assert num_cores == (1 if "pinned to cores" in pool.describe() else len(os.sched_getaffinity(0)))
-    assert (own_directory, gpus_hidden, num_threads) == (1, 1, 1)
-
-
 @pytest.mark.case("SHM-10")
 def test_pinning_can_be_switched_off_and_is_off_where_workers_outnumber_cores(start):
     cores = len(os.sched_getaffinity(0))
@@ -496,39 +402,6 @@ def test_pinning_can_be_switched_off_and_is_off_where_workers_outnumber_cores(st
     assert workers._cores("auto", cores) == sorted(os.sched_getaffinity(0))
     with pytest.raises(ConfigError, match=r"env.pin = 'on'"):
         start(toy(), pin="on")
-
-
-def test_workers_run_in_another_interpreter(start, tmp_path):
-    """A second environment that has NumPy and Gymnasium, but neither torch nor this package."""
-    venv.create(tmp_path / "other", with_pip=False, symlinks=True)
-    site = next((tmp_path / "other" / "lib").glob("python*/site-packages"))
-    for package in ("numpy", "gymnasium", "farama_notifications", "typing_extensions", "cloudpickle"):
-        import_path = Path(sys.modules["numpy"].__file__).parents[1]
-        for found in import_path.glob(package + "*"):
-            (site / found.name).symlink_to(found)
-    python = str(tmp_path / "other" / "bin" / "python")
-    probe = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True, check=False)
-    assert "No module named 'torch'" in probe.stderr
-    pool = start(toy("Facts"), python=python)
-    facts = receive(pool).obs["obs"][0].tolist()
-    assert facts[0] == 0
-    answer_rows(pool, [0])
-    assert receive(pool).reward.tolist() == [1.0]
-
-
-def test_an_interpreter_that_does_not_exist_or_lacks_numpy_is_refused(start, tmp_path):
-    with pytest.raises(ConfigError, match=r"env.python = '/no/such/python'"):
-        start(toy(), python="/no/such/python")
-    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
-    with pytest.raises(EnvError, match=r"ended with exit code 1(.|\n)*No module named 'numpy'"):
-        start(toy(), python=str(tmp_path / "bare" / "bin" / "python"))
-
-
-def test_the_worker_side_keeps_python_3_8_syntax():
-    import ast
-
-    for path in Path(workers.protocol.__file__).parent.glob("*.py"):
-        ast.parse(path.read_text(), filename=str(path), feature_version=(3, 8))
 
 
 def test_options_reach_every_environment_even_after_a_restart(start):
@@ -548,49 +421,6 @@ def test_a_picture_of_one_row(start):
 
 
 # ------------------------------------------------------------------------------------------ failure at start
-
-
-@pytest.mark.case("ENV-04")
-@pytest.mark.parametrize(
-    ("env", "error", "match"),
-    [
-        (toy("OldApi"), EnvError, r"OldApi.reset\(\) returned 1 value; 2 are needed"),
-        (toy("Nothing"), UnknownEnvError, "has no 'Nothing'"),
-        (ResolvedEnv("x", "worker", "gym", "CartPol-v1"), UnknownEnvError, "near: CartPole-v1"),
-        (ResolvedEnv("x", "worker", "call", "no_such:f"), UnknownEnvError, "no module 'no_such'"),
-        (toy(options={"obs_keys": ["a"]}), EnvError, "obs_keys names 'a'"),
-        (toy(size=5), EnvError, r"unexpected keyword argument 'size'; its arguments are: length=5, truncate=False"),
-        (ResolvedEnv("x", "worker", "gym", "CartPole-v1", {"size": 5}), EnvError, "unexpected keyword argument 'size'"),
-        (toy("Unbuildable"), EnvError, r"worker \d .*raised RuntimeError: no licence found\nTraceback"),
-    ],
-)
-def test_a_failing_start_is_one_clear_error(start, env, error, match):
-    before = time.monotonic()
-    with pytest.raises(error, match=match) as info:
-        play(start(env, num_workers=2), 2)
-    assert time.monotonic() - before < 10
-    assert ("Traceback" in str(info.value)) == ("Traceback" in match)
-
-
-def test_a_missing_package_names_its_extra(start, tmp_path):
-    absent = "raise ModuleNotFoundError(\"No module named 'Box2D'\", name='Box2D')\n"
-    (tmp_path / "at_import.py").write_text(absent)
-    (tmp_path / "at_call.py").write_text("def make():\n    " + absent)
-    for file in ("at_import.py", "at_call.py"):
-        with pytest.raises(MissingExtraError, match=r"needs the package 'Box2D'.*pip install 'pronghorn-rl\[box2d\]'"):
-            start(ResolvedEnv("x", "worker", "call", f"{tmp_path}/{file}:make"))
-    (tmp_path / "other.py").write_text("import no_such_package_of_theirs\n")
-    with pytest.raises(EnvError, match="No module named 'no_such_package_of_theirs'"):
-        start(ResolvedEnv("x", "worker", "call", f"{tmp_path}/other.py:make"))
-
-
-def test_a_space_that_is_not_supported_is_named(start, tmp_path):
-    (tmp_path / "texts.py").write_text(
-        "from gymnasium import Env, spaces\n\nclass Texts(Env):\n"
-        "    observation_space = spaces.Dict({'mission': spaces.Text(4)})\n    action_space = spaces.Discrete(2)\n"
-    )
-    with pytest.raises(SpaceError, match=r"x.*'mission' is a Text space"):
-        start(ResolvedEnv("x", "worker", "call", f"{tmp_path}/texts.py:Texts"))
 
 
 @pytest.mark.case("ENV-04")
@@ -638,10 +468,6 @@ def test_a_script_without_a_main_guard_gets_one_message_and_no_fork_bomb(tmp_pat
 # --------------------------------------------------------------------------------------- death and restart
 
 
-def kill_worker(pool, index, how=signal.SIGKILL):
-    os.kill(pool._processes[index].popen.pid, how)
-
-
 @pytest.mark.parametrize("how", ["raise", "kill", "exit", "shape"])
 @pytest.mark.case("FLT-04")
 def test_a_dead_worker_is_lost_once_and_comes_back(start, tmp_path, caplog, how):
@@ -682,21 +508,6 @@ def test_a_hung_worker_is_killed_with_its_stack_shown(start, tmp_path, caplog):
     assert "toy:Failing, row 0" in caplog.text
     assert [row for row, event in seen if event == LOST] == [0]
     assert seen.count((1, STEP)) > 20  # the other worker went on all the while
-
-
-@pytest.mark.parametrize("where", ["build", "reset"])
-def test_a_start_that_never_ends_is_an_error_with_its_stack(start, tmp_path, where):
-    # Without Gymnasium, whose import takes a while on a busy machine.
-    (tmp_path / "slow.py").write_text(
-        "import time\n\nclass Slow:\n"
-        "    leaf = {'shape': [1], 'dtype': 'float32', 'kind': 'vector'}\n"
-        "    spec = {'observation': {'obs': leaf}, 'action': {'discrete': [2], 'low': [], 'high': []}}\n"
-        "    def __init__(self, where):\n        where == 'build' and time.sleep(600)\n"
-        "    def reset(self, seed):\n        time.sleep(600)\n"
-        "    step = render = close = reset\n"
-    )
-    with pytest.raises(EnvError, match=r"did not answer within 3 s(.|\n)*slow.py"):
-        start(ResolvedEnv("x", "worker", "call", f"{tmp_path}/slow.py:Slow", {"where": where}), start_timeout_s=3.0)
 
 
 def test_a_picture_that_never_comes_is_a_hang(start, tmp_path, caplog):
@@ -790,23 +601,6 @@ def test_old_deaths_do_not_count(start):
     assert pool.restarts >= 3
 
 
-@pytest.mark.case("FLT-07")
-@pytest.mark.case("FLT-10")
-def test_what_a_worker_started_ends_with_it(start, tmp_path):
-    pids = tmp_path / "pids"
-    pool = start(toy("WithChild", pid_file=str(pids)))
-    play(pool, 1)
-    worker, child = map(int, pids.read_text().split())
-    kill_worker(pool, 0)  # its child is re-parented and lives
-    while (0, FIRST, 0.0, 0.0) not in play(pool, 1):
-        pass
-    assert not alive(child)
-    assert not alive(worker)
-    _, second_child = map(int, pids.read_text().splitlines()[1].split())
-    pool.close()
-    assert not alive(second_child)
-
-
 def test_close_twice_leaves_nothing(start):
     pool = start(toy("Failing", how="hang", at=1), num_workers=2)
     answer(pool, receive(pool))  # one worker hangs by now
@@ -818,15 +612,6 @@ def test_close_twice_leaves_nothing(start):
     assert time.monotonic() - before < 5
     assert not any(alive(pid) for pid in pids)
     assert not directory.exists()
-
-
-def test_a_worker_that_prints_does_not_fill_the_disk(start, monkeypatch):
-    monkeypatch.setattr(workers, "_MAX_LOG_BYTES", 1000)
-    pool = start(toy())
-    log = pool._processes[0].log_path
-    with open(log, "a") as file:
-        file.write("x" * 2000)
-    wait_until(lambda: pool._poll(0.05) or log.stat().st_size == 0)
 
 
 def test_a_keeper_that_died_is_replaced_soon(start):

@@ -12,7 +12,8 @@ import torch
 from gymnasium import Env, spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from pronghorn.config import Config, Hyperparameters, replace, resolve
+from pronghorn.config import Config, Hyperparameters, replace
+from pronghorn.defaults import resolve
 from pronghorn.envworker.spaces import Actions, Observations
 from pronghorn.evaluation.policy import Policy, build_model, load, spec_to_json
 from pronghorn.training.learner import compute_losses

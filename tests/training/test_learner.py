@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pronghorn.config import Config, replace, resolve
+from pronghorn.config import Config, replace
+from pronghorn.defaults import resolve
 from pronghorn.errors import PronghornError
 from pronghorn.evaluation.policy import build_model
 from pronghorn.models.actor_critic import ActorCritic

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pronghorn.envs.process import typed_error
 from pronghorn.envs.registry import resolve
-from pronghorn.envs.workers import typed_error
 from pronghorn.envworker import adapters, spaces
 from pronghorn.errors import EnvError, UsageError
 

@@ -267,7 +267,7 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
     ordered: whole groups in fixed order, for the deterministic modes.
     evaluation: the pool may run beside a training run, so its workers are not pinned to the cores of that run's.
     """
-    from pronghorn.config import resolve_env
+    from pronghorn.defaults import resolve_env
 
     config = resolve_env(config)
     env = config.env

@@ -12,23 +12,20 @@ in two unanswered recvs.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
+import math
 import mmap
 import os
-import select
 import selectors
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,28 +33,17 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from pronghorn.envs.layout import Unit, anonymous_file, divide, map_layout, merged
+from pronghorn.envs.process import WorkerProcess, import_path, interpreter, start_error
 from pronghorn.envworker import keeper as keeper_module
 from pronghorn.envworker import main as protocol
-from pronghorn.errors import (
-    ConfigError,
-    EnvError,
-    MissingExtraError,
-    PronghornError,
-    SpaceError,
-    UnknownEnvError,
-    UsageError,
-    WorkerDied,
-)
-from pronghorn.types import EnvSpec, Event, Ready
+from pronghorn.errors import ConfigError, PronghornError, UsageError, WorkerDied
+from pronghorn.types import Event, Ready
 
 log = logging.getLogger(__name__)
 
-_NEVER = float("inf")
 _CHECK_EVERY_S = 0.25  # how often deadlines are looked at while nothing arrives
-_MAX_LOG_BYTES = 1 << 24  # a worker's log is emptied beyond that: environments that print must not fill the disk
 _CLOSE_WAIT_S = 1.0
-_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
-               "VECLIB_MAXIMUM_THREADS", "BLIS_NUM_THREADS")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,157 +69,6 @@ class ResolvedEnv:
 def derive_seed(seed: int, row: int, generation: int) -> int:
     """Seed in [0, 2^31) of a row's first reset; generation counts the restarts of its worker."""
     return int(np.random.SeedSequence([seed, row, generation]).generate_state(1)[0] & 0x7FFFFFFF)
-
-
-@dataclass(slots=True, eq=False)
-class _Unit:
-    """The rows [start, stop) that one worker steps together. The flags are those of the module's docstring."""
-
-    worker: int
-    group: int
-    start: int
-    stop: int
-    rows: NDArray[np.int64]
-    slot: int = 0  # where the observations of the last READY lie
-    ready: bool = False
-    taken: bool = False
-    lost: bool = False
-    void: bool = False  # taken from a worker that has died since: the answer goes nowhere
-    excused: bool = False  # delivered as LOST: an answer is allowed and ignored
-    deadline: float = _NEVER  # when a busy unit counts as hung
-    records: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def deliverable(self) -> bool:
-        return (self.ready or self.lost) and not self.taken
-
-
-class _Process:
-    """One worker process: its handle, socket, log and working directory. It restarts nothing."""
-
-    def __init__(self, index: int, command: str, memory_fd: int, directory: Path) -> None:
-        self.index, self.directory = index, directory
-        directory.mkdir()
-        self.log_path = directory / "log.txt"
-        self.sock, child_sock = socket.socketpair()
-        self.buffer = b""
-        self.report: dict[str, Any] | None = None  # the ERROR message, when it has sent one
-        self.spec: dict[str, Any] | None = None
-        self.attached = False
-        self.begun = False  # has done its first resets
-        self.deadline = _NEVER
-        with child_sock, open(self.log_path, "ab") as log_file:
-            fds = (child_sock.fileno(), memory_fd)
-            self.popen = subprocess.Popen(
-                [command, protocol.__file__, *map(str, fds)],
-                stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, cwd=directory,
-                env=_child_environment(), pass_fds=fds, start_new_session=True,
-            )  # fmt: skip
-        self.exit_fd = _exit_descriptor(self.popen.pid)
-
-    def send(self, kind: int, group: int = 0, slot: int = 0, payload: bytes = b"") -> None:
-        # A worker that has just died is noticed by its socket's end in the next poll, not here.
-        with contextlib.suppress(OSError):
-            self.sock.sendall(protocol.HEADER.pack(kind, group, slot, len(payload)) + payload)
-
-    def send_json(self, kind: int, value: Any) -> None:
-        self.send(kind, payload=json.dumps(value).encode())
-
-    def stack_of_hang(self) -> str:
-        """Ask for the Python stack (faulthandler writes it into the log) and wait for it a moment."""
-        before = self.log_path.stat().st_size
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.popen.pid, signal.SIGUSR1)
-        until = time.monotonic() + 1.0
-        while time.monotonic() < until and self.log_path.stat().st_size == before:
-            time.sleep(0.02)
-        time.sleep(0.02)  # the writer is inside write(2) now
-        return self.log_tail(before) or "(no answer: the process is stopped, or stuck outside Python)"
-
-    def log_tail(self, offset: int = 0, max_chars: int = 3000) -> str:
-        with contextlib.suppress(OSError), open(self.log_path, errors="replace") as file:
-            file.seek(offset)
-            return file.read()[-max_chars:].strip()
-        return ""
-
-    def messages(self) -> Iterator[protocol.Message]:
-        """Every whole message that has been received."""
-        size = protocol.HEADER.size
-        while len(self.buffer) >= size:
-            kind, group, slot, length = protocol.HEADER.unpack_from(self.buffer)
-            if len(self.buffer) < size + length:
-                return
-            payload, self.buffer = self.buffer[size : size + length], self.buffer[size + length :]
-            yield kind, group, slot, payload
-
-    def wait_end(self, until: float) -> None:
-        """Wait until the worker closes its socket, which it does last."""
-        with contextlib.suppress(OSError):  # TimeoutError is one
-            while (remaining := until - time.monotonic()) > 0:
-                self.sock.settimeout(remaining)
-                if not self.sock.recv(1 << 16):
-                    return
-
-    def wait_exit(self, timeout_s: float) -> None:
-        """Wait for the exit; where possible without reaping, so that the process number stays ours until `kill`."""
-        if self.exit_fd >= 0:
-            poller = select.poll()
-            poller.register(self.exit_fd, select.POLLIN)
-            poller.poll(timeout_s * 1000)
-        else:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(timeout_s)
-
-    def kill(self) -> int:
-        """Kill the process and all that it started, remove what they left, reap it; returns its exit status."""
-        keeper_module.kill_group(self.popen.pid)
-        status = self.popen.wait()
-        self.sock.close()
-        if self.exit_fd >= 0:
-            os.close(self.exit_fd)
-        return status
-
-    def discard(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def limit_log(self) -> None:
-        with contextlib.suppress(OSError):
-            if self.log_path.stat().st_size > _MAX_LOG_BYTES:
-                os.truncate(self.log_path, 0)  # the worker appends, so it goes on at the start
-
-    def epitaph(self, status: int) -> str:
-        """How it ended, in words."""
-        if self.report is not None:
-            return f"raised {self.report['type']}: {self.report['message']}\n{self.report['traceback'].strip()}"
-        tail = self.log_tail()
-        said = f". The last that it wrote:\n{tail}" if tail else "."
-        if status >= 0:
-            return f"ended with exit code {status}{said}"
-        name = signal.Signals(-status).name
-        hint = " (by hand, or by the kernel for want of memory)" if name == "SIGKILL" else ""
-        return f"was killed by {name}{hint}{said}"
-
-    @property
-    def broke_contract_at_once(self) -> bool:
-        """Its environment failed by a rule, not by chance, before its first step was done."""
-        return self.report is not None and self.report["code"] != "crash" and self.report["steps"] == 0
-
-
-def _exit_descriptor(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 where the system has none (macOS)."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
-
-
-def _child_environment() -> dict[str, str]:
-    """The trainer's environment, without its GPUs and with one thread for each mathematics library."""
-    env = dict(os.environ)
-    for name in ("PYTHONHOME", "__PYVENV_LAUNCHER__"):
-        env.pop(name, None)  # would tie another interpreter to ours
-    env.update(dict.fromkeys(_ONE_THREAD, "1"), CUDA_VISIBLE_DEVICES="", PYTHONUNBUFFERED="1")
-    return env
 
 
 class WorkerPool:
@@ -280,8 +115,8 @@ class WorkerPool:
         _require_sizes(envs, num_workers, envs_per_worker, num_groups)
         self.restarts = 0
         self._envs, self._seed, self._ordered, self._nice = list(envs), seed, ordered, nice
-        self._python = _interpreter(python)
-        self._sys_path = _import_path(sys_path, python)
+        self._python = interpreter(python)
+        self._sys_path = import_path(sys_path, python)
         self._step_timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
         self._budget, self._window_s, self._deaths = restart_budget, restart_window_s, deque[float]()
         self._num_workers, self._envs_per_worker = num_workers, envs_per_worker
@@ -297,9 +132,9 @@ class WorkerPool:
         self._next_check = 0.0
         self._starting, self._closed = True, False
         self._failure: PronghornError | None = None
-        self._processes: list[_Process | None] = [None] * num_workers
+        self._processes: list[WorkerProcess | None] = [None] * num_workers
         self._selector = selectors.DefaultSelector()
-        self._memory_fd = _anonymous_file()
+        self._memory_fd = anonymous_file()
         self._directory = Path(tempfile.mkdtemp(prefix="pronghorn-"))
         self._keeper = keeper_module.Keeper(str(self._directory))
         try:
@@ -311,7 +146,7 @@ class WorkerPool:
     def _number_rows(self, rows_per_env: int) -> None:
         """Rows of an environment are consecutive, and so are the environments of a unit."""
         self._rows_per_env = rows_per_env
-        self._units = _divide(self._num_workers, self._envs_per_worker, self._num_groups, rows_per_env)
+        self._units = divide(self._num_workers, self._envs_per_worker, self._num_groups, rows_per_env)
         self.num_rows = self._num_workers * self._envs_per_worker * rows_per_env
         self._unit_of_row = [unit for unit in self._units for _ in unit.rows]
         # In fixed order a whole group stays together, even while it is held: what acts in one forward pass must not
@@ -354,7 +189,7 @@ class WorkerPool:
                 self._answer(unit, deadline)
             position = end
 
-    def _answer(self, unit: _Unit, deadline: float) -> None:
+    def _answer(self, unit: Unit, deadline: float) -> None:
         unit.taken = False
         if unit.void:
             unit.void = False
@@ -364,7 +199,7 @@ class WorkerPool:
         unit.deadline = deadline
         process.send(protocol.STEP, unit.group, 1 - unit.slot)
 
-    def _deliverable(self) -> list[_Unit]:
+    def _deliverable(self) -> list[Unit]:
         if not self._ordered:
             return [unit for unit in self._units if unit.deliverable]
         group = self._units[self._next_group * self._num_workers : (self._next_group + 1) * self._num_workers]
@@ -373,7 +208,7 @@ class WorkerPool:
         self._next_group = (self._next_group + 1) % self._num_groups
         return group
 
-    def _assemble(self, units: list[_Unit]) -> Ready:
+    def _assemble(self, units: list[Unit]) -> Ready:
         """One Ready of all rows of `units`; marks them delivered."""
         one_slice = all(a.stop == b.start and a.slot == b.slot for a, b in pairwise(units))
         if one_slice:
@@ -395,7 +230,7 @@ class WorkerPool:
             ready.final_obs = {name: array[final_rows] for name, array in self._final.items()}
         return ready
 
-    def _gather(self, units: list[_Unit]) -> dict[str, NDArray[Any]]:
+    def _gather(self, units: list[Unit]) -> dict[str, NDArray[Any]]:
         position = 0
         for unit in units:
             end = position + unit.stop - unit.start
@@ -404,7 +239,7 @@ class WorkerPool:
             position = end
         return {name: array[:position] for name, array in self._gathered.items()}
 
-    def _hand_over(self, units: list[_Unit], ready: Ready) -> None:
+    def _hand_over(self, units: list[Unit], ready: Ready) -> None:
         position = 0
         for unit in units:
             end = position + unit.stop - unit.start
@@ -424,7 +259,7 @@ class WorkerPool:
 
     def reseed(self, seed: int) -> None:
         """See `Pool`. Waits for the steps under way: an environment cannot be interrupted inside one."""
-        while any(unit.deadline < _NEVER for unit in self._units):
+        while any(unit.deadline < math.inf for unit in self._units):
             self._poll(_CHECK_EVERY_S)
         self._seed, self._next_group = seed, 0
         self._generation = [0] * self._num_workers
@@ -500,7 +335,7 @@ class WorkerPool:
         while any(process is None or process.spec is None for process in self._processes):
             self._poll(_CHECK_EVERY_S)
         processes = [process for process in self._processes if process is not None]
-        self.spec = _merged([spec for process in processes for spec in (process.spec or {})["specs"]])
+        self.spec = merged([spec for process in processes for spec in (process.spec or {})["specs"]])
         self._number_rows(self.spec.rows_per_env)
         self._map()
         for process in processes:
@@ -511,7 +346,7 @@ class WorkerPool:
 
     def _spawn(self, index: int) -> None:
         directory = self._directory / f"worker{index}-{self.restarts}"
-        process = _Process(index, self._python, self._memory_fd, directory)
+        process = WorkerProcess(index, self._python, self._memory_fd, directory)
         self._processes[index] = process
         self._keeper.add(process.popen.pid)
         self._selector.register(process.sock, selectors.EVENT_READ, (process, False))
@@ -522,7 +357,7 @@ class WorkerPool:
         cpus = [self._cores[index]] if self._cores else []
         process.send_json(protocol.START, {"envs": envs, "sys_path": self._sys_path, "cpus": cpus, "nice": self._nice})
 
-    def _attach(self, process: _Process) -> None:
+    def _attach(self, process: WorkerProcess) -> None:
         rows = self._rows_of(process.index)
         units = self._units_of(process.index)
         process.attached = True
@@ -540,7 +375,7 @@ class WorkerPool:
 
     def _map(self) -> None:
         """Size the shared map for the environments' spec and make this side's views of it."""
-        self._size, self._layout = _layout(self.spec, self.num_rows, self._num_workers)
+        self._size, self._layout = map_layout(self.spec, self.num_rows, self._num_workers)
         os.ftruncate(self._memory_fd, self._size)
         arrays = protocol.Arrays(mmap.mmap(self._memory_fd, self._size), self._layout)
         self._obs, self._final = arrays.obs, arrays.final_obs
@@ -553,10 +388,10 @@ class WorkerPool:
         self._no_rows = np.empty(0, np.int64)
         self._no_final = {name: array[:0] for name, array in self._gathered.items()}
 
-    def _units_of(self, worker: int) -> list[_Unit]:
+    def _units_of(self, worker: int) -> list[Unit]:
         return self._units[worker :: self._num_workers]
 
-    def _first_rows(self, unit: _Unit) -> range:
+    def _first_rows(self, unit: Unit) -> range:
         """The first row of each environment of the unit."""
         return range(unit.start, unit.stop, self._rows_per_env)
 
@@ -594,7 +429,7 @@ class WorkerPool:
             else:
                 process.limit_log()
 
-    def _read(self, process: _Process, exited: bool) -> None:
+    def _read(self, process: WorkerProcess, exited: bool) -> None:
         try:
             data = process.sock.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -610,27 +445,27 @@ class WorkerPool:
         for kind, group, slot, payload in process.messages():
             self._take(process, kind, group, slot, payload)
 
-    def _take(self, process: _Process, kind: int, group: int, slot: int, payload: bytes) -> None:
+    def _take(self, process: WorkerProcess, kind: int, group: int, slot: int, payload: bytes) -> None:
         if kind == protocol.READY:
             unit = self._units[group * self._num_workers + process.index]
-            unit.ready, unit.slot, unit.deadline, process.begun = True, slot, _NEVER, True
+            unit.ready, unit.slot, unit.deadline, process.begun = True, slot, math.inf, True
             if payload:
                 unit.records = json.loads(payload)
                 for record in unit.records:
                     record["task"] = self.tasks[self.task_ids[record["row"]]]
         elif kind == protocol.SPEC:
-            process.spec, process.deadline = json.loads(payload), _NEVER
+            process.spec, process.deadline = json.loads(payload), math.inf
             if not self._starting:
                 self._attach(process)
         elif kind == protocol.FRAME:
-            process.deadline = _NEVER
+            process.deadline = math.inf
             shape = protocol.FRAME_SHAPE.unpack_from(payload)
             self._frame = np.frombuffer(payload, np.uint8, offset=protocol.FRAME_SHAPE.size).reshape(shape)
         else:
             process.report = json.loads(payload)
             self._bury(process)
 
-    def _bury(self, process: _Process, hang: str = "") -> None:
+    def _bury(self, process: WorkerProcess, hang: str = "") -> None:
         """End a dead or hung worker and all that it started; start its successor, or raise."""
         if not hang:
             process.wait_exit(0.5)  # so that its own status is seen, not our signal
@@ -640,14 +475,14 @@ class WorkerPool:
         process.discard()
         first_life = self._generation[process.index] == 0
         if self._starting or (first_life and process.broke_contract_at_once):
-            self._fail(_start_error(process.report, site, cause))
+            self._fail(start_error(process.report, site, cause))
         self._count_death(cause)
         for unit in self._units_of(process.index):
-            unit.ready, unit.lost, unit.void, unit.deadline, unit.records = False, True, unit.taken, _NEVER, []
+            unit.ready, unit.lost, unit.void, unit.deadline, unit.records = False, True, unit.taken, math.inf, []
         self._generation[process.index] += 1
         self._spawn(process.index)
 
-    def _end(self, process: _Process) -> int:
+    def _end(self, process: WorkerProcess) -> int:
         """Kill what there is of a worker and forget it; returns its exit status."""
         self._processes[process.index] = None
         self._selector.unregister(process.sock)
@@ -657,7 +492,7 @@ class WorkerPool:
         self._keeper.remove(process.popen.pid)
         return status
 
-    def _site(self, process: _Process) -> str:
+    def _site(self, process: WorkerProcess) -> str:
         """Which environment was at work, as far as is known."""
         rows = self._rows_of(process.index)
         if process.report is not None:
@@ -688,22 +523,6 @@ class WorkerPool:
         raise error
 
 
-def _start_error(report: dict[str, Any] | None, site: str, cause: str) -> PronghornError:
-    """A broken rule is explained by its own message; only a crash needs the worker's traceback."""
-    if report is None or report["code"] == "crash":
-        return EnvError(cause)
-    names_itself = report["code"] in ("unknown", "missing")
-    return typed_error(report["code"], report["message"] if names_itself else f"{site}: {report['message']}", report)
-
-
-def typed_error(code: str, message: str, fields: Mapping[str, Any]) -> PronghornError:
-    """The error of ours that a worker-side error (its `code`) stands for."""
-    if code == "missing":
-        return MissingExtraError(fields["package"], fields["extra"], fields["purpose"])
-    kinds: dict[str, type[PronghornError]] = {"space": SpaceError, "unknown": UnknownEnvError}
-    return kinds.get(code, EnvError)(message)
-
-
 def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worker: int, num_groups: int) -> None:
     # A worker builds its environments in the interpreter that runs the user's file; were that file to start
     # workers itself when it is imported, every one of them would start the whole run again.
@@ -729,21 +548,6 @@ def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worke
         )  # fmt: skip
 
 
-def _interpreter(python: str | None) -> str:
-    found = sys.executable if python is None else shutil.which(python)
-    if not found:
-        raise ConfigError("env.python", python, "there is no such program", "Give the path of a Python interpreter.")
-    return os.path.abspath(found)
-
-
-def _import_path(sys_path: Sequence[str] | None, python: str | None) -> list[str]:
-    """What comes first on the workers' path. Another interpreter must not see this one's packages: it gets only
-    the directory of the script and the current one."""
-    if sys_path is None:
-        sys_path = [*(sys.path if python is None else sys.path[:1]), ""]
-    return list(dict.fromkeys(os.path.abspath(entry) for entry in sys_path))
-
-
 def _cores(pin: str, num_workers: int) -> list[int]:
     """Cores to pin to, round-robin; empty: no pinning."""
     if pin not in ("auto", "off"):
@@ -752,79 +556,3 @@ def _cores(pin: str, num_workers: int) -> list[int]:
         return []
     allowed = sorted(os.sched_getaffinity(0))
     return allowed[:num_workers] if num_workers <= len(allowed) else []
-
-
-def _divide(num_workers: int, envs_per_worker: int, num_groups: int, rows_per_env: int) -> list[_Unit]:
-    """Units in the order of their rows: all workers' group 0, then all workers' group 1, ..."""
-    units: list[_Unit] = []
-    start = 0
-    for group in range(num_groups):
-        size = rows_per_env * (envs_per_worker // num_groups + (group < envs_per_worker % num_groups))
-        for worker in range(num_workers):
-            units.append(_Unit(worker, group, start, start + size, np.arange(start, start + size)))
-            start += size
-    return units
-
-
-def _anonymous_file() -> int:
-    """Descriptor of shared memory without a name: nothing is left behind, however the processes end."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("pronghorn")
-    with tempfile.TemporaryFile(prefix="pronghorn-") as file:
-        return os.dup(file.fileno())
-
-
-def _layout(spec: EnvSpec, num_rows: int, num_workers: int) -> tuple[int, dict[str, Any]]:
-    """(bytes, {name: [offset, dtype, shape]}) of the shared map; every array starts at a cache line."""
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
-        "event": ("uint8", (num_rows,)),
-        "reward": ("float32", (num_rows,)),
-        "terminated": ("bool", (num_rows,)),
-        "truncated": ("bool", (num_rows,)),
-        "episode_over": ("bool", (num_rows,)),
-        "info": ("float32", (num_rows, len(spec.info))),
-        "discrete": ("int64", (num_rows, spec.action.num_discrete)),
-        "continuous": ("float32", (num_rows, spec.action.num_continuous)),
-        "at_work": ("int32", (num_workers,)),
-    }
-    for name, leaf in spec.observation.items():
-        shapes["obs/" + name] = (leaf.dtype, (protocol.NUM_SLOTS, num_rows, *leaf.shape))
-        shapes["final/" + name] = (leaf.dtype, (num_rows, *leaf.shape))
-    offset, layout = 0, {}
-    for name, (dtype, shape) in shapes.items():
-        layout[name] = [offset, dtype, shape]
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        offset += -(-size // 64) * 64
-    return offset, layout
-
-
-def _merged(raw: Sequence[Mapping[str, Any]]) -> EnvSpec:
-    """The one spec of all tasks. Raises EnvError that names the first difference and both tasks."""
-    specs = [EnvSpec.from_json(one) for one in raw]
-    first = specs[0]
-    for other in specs[1:]:
-        _require_equal(first, other)
-    info = tuple(dict.fromkeys(name for spec in specs for name in spec.info))
-    if any(spec.action.tree != first.action.tree for spec in specs):  # equal factors, put together differently
-        first = replace(first, action=replace(first.action, tree=""))
-    return replace(first, info=info, name=",".join(dict.fromkeys(spec.name for spec in specs)))
-
-
-def _require_equal(a: EnvSpec, b: EnvSpec) -> None:
-    parts: list[tuple[str, object, object]] = [
-        (f"observation leaf '{name}'", a.observation.get(name), b.observation.get(name))
-        for name in sorted({*a.observation, *b.observation})
-    ]
-    parts += [
-        ("action (discrete factors)", a.action.discrete, b.action.discrete),
-        ("action (lower bounds)", a.action.low, b.action.low),
-        ("action (upper bounds)", a.action.high, b.action.high),
-        ("number of frames per step", a.frame_skip, b.frame_skip),
-        ("number of rows of an environment", a.rows_per_env, b.rows_per_env),
-    ]
-    for what, one, other in parts:
-        if one != other:
-            raise EnvError(
-                f"the tasks differ in the {what}: {a.name} has {one or 'none'}, {b.name} has {other or 'none'}. "
-                "One policy plays all tasks of a run, so their observations and actions must be equal."
-            )

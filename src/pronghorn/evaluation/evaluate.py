@@ -21,10 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronghorn.config import Config, available_cores, derive_seed
+from pronghorn.config import Config, derive_seed
 from pronghorn.envs.registry import make_env, make_pool
 from pronghorn.errors import EnvError, UsageError
 from pronghorn.evaluation.policy import Policy
+from pronghorn.machine import available_cores
 from pronghorn.training.checkpoint import write_atomically
 from pronghorn.types import EnvSpec, Event, Pool
 

@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronghorn.config import Config, ModelConfig, from_toml
+from pronghorn.config import Config, ModelConfig
 from pronghorn.envworker.spaces import action_builder
 from pronghorn.errors import CheckpointError, UsageError
 from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.ops.distributions import to_env
+from pronghorn.settings_file import from_toml
 from pronghorn.training.checkpoint import Checkpoint, load_latest, load_weights
 from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec
 

@@ -29,24 +29,19 @@ import torch
 from rich.console import Console
 
 import pronghorn.training.checkpoint as checkpoints
-from pronghorn.config import (
-    Config,
-    changed_settings,
-    derive_seed,
-    from_toml,
-    resolve,
-    to_toml,
-    validate,
-    walk,
-)
+from pronghorn.config import Config, derive_seed, walk
+from pronghorn.defaults import resolve
 from pronghorn.envs.registry import make_pool
 from pronghorn.envs.registry import resolve as resolve_name
 from pronghorn.errors import ConfigError, MissingExtraError, PronghornError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
 from pronghorn.evaluation.policy import build_model, spec_to_json
+from pronghorn.rules import changed_settings, validate
+from pronghorn.settings_file import from_toml, to_toml
 from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
-from pronghorn.training.metrics import EpisodeTracker, LiveView, MetricsWriter
+from pronghorn.training.live import LiveView
+from pronghorn.training.metrics import EpisodeTracker, MetricsWriter
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
 from pronghorn.training.store import Replay, Store, step_fields
 from pronghorn.types import Pool

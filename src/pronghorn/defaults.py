@@ -1,0 +1,107 @@
+"""Defaults as data: fills what a user left open, from defaults.toml and from what the environment looks like.
+
+`resolve` is the one way from given settings to those of a run; behind it no field is open.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pronghorn.config import Config, replace, walk
+from pronghorn.errors import ConfigError, UsageError
+from pronghorn.machine import available_cores
+from pronghorn.rules import validate, validate_sizes
+from pronghorn.types import EnvSpec
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    """defaults.toml: the defaults of algorithms and kinds of environment, and the presets, by dotted names."""
+    return tomllib.loads(Path(__file__).with_name("defaults.toml").read_text())
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """Settings by the name of the preset that gives them."""
+    return {name: {k: _frozen(v) for k, v in values.items()} for name, values in _tables()["preset"].items()}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def kind_of(spec: EnvSpec) -> str:
+    """'pixels' if any observation is an image of at least 36 pixels a side, else 'vector'."""
+    images = [leaf for leaf in spec.observation.values() if leaf.kind == "image"]
+    sides = [leaf.shape[:2] if leaf.layout == "hwc" else leaf.shape[1:] for leaf in images]
+    return "pixels" if any(min(side) >= 36 for side in sides) else "vector"
+
+
+def resolve_env(config: Config) -> Config:
+    """Fill the settings that are needed before the environment is known: how many of them, and where."""
+    pixels = any(name.startswith(("doom:", "atari:", "dmlab:")) for name in config.env_names)
+    defaults = {"env.workers": available_cores(), "env.envs_per_worker": 16 if pixels else 32}
+    config = with_defaults(config, defaults)
+    return with_defaults(config, {"env.groups": max(1, min(2, config.env.envs_per_worker))})
+
+
+def resolve(config: Config, spec: EnvSpec) -> Config:
+    """Fill every Auto field from the kind of environment and the algorithm, then validate. Raises ConfigError."""
+    tables, kind = _tables(), kind_of(spec)
+    kinds = [kind]
+    if kind == "vector" and spec.action.num_continuous:
+        kinds.append("vector-continuous")
+    if any(name.startswith("atari:") for name in config.env_names):
+        kinds.append("atari")
+    defaults = dict(tables["common"])
+    for name in kinds:
+        defaults |= tables["kind"][name]
+    defaults |= tables["algorithm"][config.algo] | tables["pair"].get(f"{kind}-{config.algo}", {})
+    config = with_defaults(resolve_env(config), defaults)
+    config = with_defaults(config, {"threads": available_cores()})
+    num_rows = config.num_envs * spec.rows_per_env
+    if spec.rows_wait and config.max_lag <= 1:
+        rule = "must be at least 2 here: rows of this environment may wait (absent agents, next-step auto-reset)"
+        raise ConfigError("max_lag", config.max_lag, rule, "Add --max-lag 16, or use a same-step auto-reset.")
+    # Taking turns needs whole unrolls of all rows in each batch. Several passes over a batch want a large one; a single
+    # optimiser step wants a small one, so that there are many.
+    if config.max_lag <= 1 or (kind == "vector" and config.learner.epochs > 1):
+        fresh_unrolls = num_rows
+    else:
+        fresh_unrolls = max(1, num_rows // 4) if kind == "vector" else max(32, num_rows // 2)
+    batch_unrolls = round(fresh_unrolls / (1.0 - min(config.learner.replay_fraction, 0.99)))
+    config = with_defaults(config, {"learner.batch_unrolls": batch_unrolls})
+    validate(config)
+    config = with_defaults(config, {"learner.minibatches": _default_minibatches(config, kind)})
+    validate_sizes(config, num_rows)
+    return config
+
+
+def _default_minibatches(config: Config, kind: str) -> int:
+    """Few for pixels, whose optimiser steps are dear; else so many that each holds 128 single steps or 4 unrolls."""
+    n = config.learner
+    total = n.batch_unrolls * n.unroll_length if config.single_steps else n.batch_unrolls
+    most = 4 if kind == "pixels" else total // (128 if config.single_steps else 4)
+    return max(count for count in range(1, max(1, min(most, total)) + 1) if total % count == 0)
+
+
+def with_defaults(config: Config, defaults: Mapping[str, Any]) -> Config:
+    """Fill the fields that are still None."""
+    current = dict(walk(config))
+    filled: Config = replace(config, {k: v for k, v in defaults.items() if current.get(k, 0) is None})
+    return filled
+
+
+def apply_preset(config: Config, name: str) -> Config:
+    """The config with a preset's values. Raises UsageError for an unknown preset, with the nearest one."""
+    known = presets()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise UsageError(f"Unknown preset '{name}'.{hint} There are: {', '.join(sorted(known))}.")
+    preset: Config = replace(config, known[name] | {"preset": name})
+    return preset

@@ -1,0 +1,143 @@
+"""The rules that settings must keep, each explained where it is checked. It changes no setting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from pronghorn.config import Config, walk
+from pronghorn.errors import ConfigError, UsageError
+
+
+def validate(config: Config) -> None:
+    """Check every rule on values that are set; Auto fields that are still None are skipped. Raises ConfigError."""
+    if not config.env_names:
+        raise UsageError("No environment was named. Example: pronghorn train doom:basic")
+    _check_env(config)
+    _check_model(config)
+    _check_run(config)
+    _check_learner(config)
+    _check_replay(config)
+    if config.deterministic and config.max_lag is not None and config.max_lag > 1:
+        raise ConfigError("max_lag", config.max_lag, "must be 0 or 1 with --deterministic", "Add --max-lag 1.")
+
+
+def _check_env(config: Config) -> None:
+    for name in ("workers", "envs_per_worker", "groups", "step_timeout_s"):
+        _positive(f"env.{name}", getattr(config.env, name))
+    if config.env.python and not os.access(config.env.python, os.X_OK):
+        fix = "Give the path of a Python interpreter."
+        raise ConfigError("env.python", config.env.python, "must be an executable file", fix)
+
+
+def _check_model(config: Config) -> None:
+    for name in ("conv_features", "core_size", "core_layers", "initial_std"):
+        _positive(f"model.{name}", getattr(config.model, name))
+    for width in config.model.mlp_layers:
+        _positive("model.mlp_layers", width)
+
+
+def _check_run(config: Config) -> None:
+    c = config
+    if c.seed < 0:
+        raise ConfigError("seed", c.seed, "must not be negative", "Give any whole number from 0 on.")
+    for name in ("steps", "frames", "minutes", "threads"):
+        _positive(name, getattr(c, name))
+    _not_negative("max_lag", c.max_lag, "0 takes turns, 1 overlaps, more runs free.")
+    _positive("checkpoint.keep", c.checkpoint.keep)
+    _not_negative("checkpoint.every_s", c.checkpoint.every_s)
+    _not_negative("checkpoint.every_updates", c.checkpoint.every_updates)
+    _positive("eval.episodes", c.eval.episodes)
+    _not_negative("log.every_s", c.log.every_s)
+    if not 0.0 < c.eval.max_share <= 1.0:
+        raise ConfigError("eval.max_share", c.eval.max_share, "must lie in (0, 1]", "Try 0.15.")
+
+
+def _check_learner(config: Config) -> None:
+    n = config.learner
+    for name in ("unroll_length", "batch_unrolls", "epochs", "minibatches", "lr", "reward_scale", "replay_unrolls",
+                 "rho_clip", "c_clip", "pg_rho_clip", "ppo_clip", "lr_kl_target"):  # fmt: skip
+        _positive(f"learner.{name}", getattr(n, name))
+    for name in ("value_clip", "value_coef", "exploration_coef", "kl_coef", "reward_clip", "max_grad_norm"):
+        _not_negative(f"learner.{name}", getattr(n, name))
+    _not_negative("learner.max_skipped", n.max_skipped, "0 ends the run at the first one.")
+    for name in ("gamma", "lambda_"):
+        value = getattr(n, name)
+        if value is not None and not 0.0 <= value <= 1.0:
+            raise ConfigError(f"learner.{name.strip('_')}", value, "must lie in [0, 1]", "Try 0.99 or 0.95.")
+    if n.advantage == "epsilon" and n.policy_loss == "ppo_clip":
+        rule = "needs learner.policy_loss = policy_gradient, whose log(pi) it changes"
+        raise ConfigError("learner.advantage", "epsilon", rule, "Try --algo impala.")
+
+
+def _check_replay(config: Config) -> None:
+    share = config.learner.replay_fraction
+    if not 0.0 <= share < 1.0:
+        raise ConfigError("learner.replay_fraction", share, "must lie in [0, 1)", "Try 0.5.")
+    if share and config.deterministic:
+        rule = "must be 0 with --deterministic: the replay is not saved, so a resumed run would differ"
+        raise ConfigError("learner.replay_fraction", share, rule, "Drop one of the two.")
+
+
+def validate_sizes(config: Config, num_rows: int) -> None:
+    """Refuse sizes that cannot work or would deadlock, of a resolved config. Raises ConfigError."""
+    n = config.learner
+    envs, groups, num_unrolls = config.env.envs_per_worker, config.env.groups, n.batch_unrolls
+    num_fresh = config.fresh_unrolls
+    if envs < groups:
+        rule = f"must be at most env.envs_per_worker = {envs}"
+        raise ConfigError("env.groups", groups, rule, "Lower --env.groups or raise --env.envs-per-worker.")
+    if config.single_steps and num_unrolls * n.unroll_length % n.minibatches:
+        rule = f"must divide the {num_unrolls * n.unroll_length} samples of a batch"
+        raise ConfigError("learner.minibatches", n.minibatches, rule, "Try a power of two.")
+    if not config.single_steps and num_unrolls % n.minibatches:
+        rule = f"must divide learner.batch_unrolls = {num_unrolls}"
+        fix = "Here minibatches are made of whole unrolls: the model has a memory, or each sample is used once."
+        raise ConfigError("learner.minibatches", n.minibatches, rule, fix)
+    if num_fresh == 0:
+        rule = f"leaves no fresh unroll in a batch of {num_unrolls}"
+        raise ConfigError("learner.replay_fraction", n.replay_fraction, rule, "Lower it.")
+    if config.max_lag <= 1 and num_fresh % num_rows:
+        rule = f"must be a multiple of the {num_rows} rows when --max-lag is 0 or 1 (whole unrolls of all rows)"
+        if n.replay_fraction:
+            rule = f"leaves {num_fresh} fresh ones, which {rule}"
+        fresh = num_rows * max(1, round(num_fresh / num_rows))
+        fix = f"Try --learner.batch-unrolls {round(fresh / (1.0 - n.replay_fraction))}."
+        raise ConfigError("learner.batch_unrolls", num_unrolls, rule, fix)
+    # A batch takes B of the at most num_slots unrolls that are older than it, oldest first.
+    need = -(-config.num_slots(num_rows) // num_fresh)
+    if config.max_lag > 1 and config.max_lag < need:
+        rule = f"must be at least {need}: {num_rows} rows can have that many batches of {num_fresh} unrolls in flight"
+        fix = "Raise --max-lag or --learner.batch-unrolls, or lower the number of environments."
+        raise ConfigError("max_lag", config.max_lag, rule, fix)
+    if n.lr_schedule == "linear" and not (config.steps or config.frames):
+        rule = "needs an end of the run in steps or frames"
+        raise ConfigError("learner.lr_schedule", "linear", rule, "Add --steps or --frames.")
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ConfigError(name, value, "must be greater than 0", "Leave it out for the default.")
+
+
+def _not_negative(name: str, value: float | None, fix: str = "0 switches it off.") -> None:
+    if value is not None and not value >= 0:
+        raise ConfigError(name, value, "must not be negative", fix)
+
+
+# Settings that a resumed run cannot change: what the weights depend on, which would not fit or would mean something
+# else, and the algorithm, whose other settings were filled in when the run began.
+_STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "model.", "algo", "learner.optimizer")
+
+
+def changed_settings(before: Config, after: Config) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """(name, (old, new)) of what a resumed run changes. Raises ConfigError for what it may not change."""
+    old = dict(walk(before))
+    for name, value in walk(after):
+        if old[name] == value or value is None:  # None: left open, to be filled in
+            continue
+        if name.startswith(_STRUCTURAL) and not name.startswith("learner.optimizer_"):
+            raise ConfigError(name, value, f"cannot change when a run is resumed (it was {old[name]!r})",
+                              "Start a new run in another --run-dir.")  # fmt: skip
+        yield name, (old[name], value)

@@ -1,0 +1,74 @@
+"""What is left open is filled: by kind of environment, algorithm, preset; what was given wins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pronghorn.cli import parse_train
+from pronghorn.config import Config, walk
+from pronghorn.defaults import apply_preset, presets, resolve
+from pronghorn.settings_file import from_toml, to_toml
+from specs import PIXELS, VECTOR, resolved
+
+
+def test_resolve_leaves_nothing_open_but_the_limits() -> None:
+    for spec in (PIXELS, VECTOR):
+        for algo in ("appo", "impala", "ppo", "a2c"):
+            open_fields = {name for name, value in walk(resolved(spec, algo=algo)) if value is None}
+            assert open_fields == {"steps", "frames", "minutes", "eval.until_return"}
+
+
+def test_kind_of_observation_decides_the_network() -> None:
+    assert resolved(PIXELS).model.core == "gru"
+    assert resolved(VECTOR).model.core == "none"
+
+
+def test_one_step_algorithms_take_small_batches_of_short_unrolls_on_vectors() -> None:
+    appo, impala, a2c = (resolved(algo=algo).learner for algo in ("appo", "impala", "a2c"))
+    assert (appo.unroll_length, appo.batch_unrolls, appo.epochs, appo.minibatches) == (128, 16, 4, 16)
+    assert (impala.unroll_length, impala.batch_unrolls, impala.epochs, impala.minibatches) == (20, 4, 1, 1)
+    assert (a2c.unroll_length, a2c.batch_unrolls, a2c.epochs, a2c.minibatches) == (8, 16, 1, 1)
+    many = resolved(algo="impala", **{"env.envs_per_worker": 512})  # within the lag limit, whatever the number of rows
+    assert many.learner.batch_unrolls == 256
+    assert resolved(PIXELS, algo="impala").learner.unroll_length == 32
+
+
+def test_minibatches_divide_what_there_is_and_stay_large_enough() -> None:
+    assert resolved(**{"env.envs_per_worker": 3}).learner.minibatches == 6  # 768 samples, 128 each
+    assert resolved(**{"model.core": "gru"}).learner.minibatches == 4  # 4 whole unrolls each
+    assert resolved(PIXELS, **{"learner.batch_unrolls": 6}).learner.minibatches == 3
+
+
+def test_a_value_that_was_set_wins_over_kind_and_algorithm() -> None:
+    assert resolved(algo="ppo").learner.ppo_clip == 0.2
+    assert resolved(algo="ppo", **{"learner.ppo_clip": 0.3}).learner.ppo_clip == 0.3
+
+
+def test_precedence_is_command_line_over_file_over_preset(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[learner]\nlr = 0.5\ngamma = 0.9\n")
+    argv = ["doom:basic", "--preset", "sf-doom", "--config", str(file), "--learner.gamma", "0.8"]
+    config = parse_train(argv)[1]
+    assert (config.learner.gamma, config.learner.lr, config.learner.value_clip) == (0.8, 0.5, 0.2)
+    assert config.preset == "sf-doom"
+
+
+@pytest.mark.parametrize("preset", sorted(presets()))
+def test_every_preset_resolves_and_survives_toml(preset: str, tmp_path: Path) -> None:
+    config = resolve(apply_preset(Config(env="atari:Pong"), preset), PIXELS)
+    file = tmp_path / "config.toml"
+    file.write_text(tomli_w.dumps(to_toml(config)))
+    assert from_toml(file) == config
+
+
+def test_impala_atari_is_table_g1() -> None:
+    n = resolve(apply_preset(Config(env="atari:Pong"), "impala-atari"), PIXELS).learner
+    assert (n.unroll_length, n.batch_unrolls, n.gamma, n.value_coef) == (20, 32, 0.99, 0.5)
+    assert (n.lr, n.optimizer_eps, n.max_grad_norm, n.exploration_coef) == (6e-4, 0.01, 40.0, 0.01)
+    assert (n.optimizer, n.reduction, n.reward_clip, n.lambda_) == ("rmsprop_tf", "sum", 1.0, 1.0)
