@@ -14,6 +14,7 @@ from pronghorn.cli import parse_train
 from pronghorn.config import Config, walk
 from pronghorn.defaults import apply_preset, presets, resolve
 from pronghorn.settings_file import from_toml, to_toml
+from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
 from specs import PIXELS, VECTOR, resolved
 
 
@@ -27,6 +28,11 @@ def test_resolve_leaves_nothing_open_but_the_limits() -> None:
 def test_kind_of_observation_decides_the_network() -> None:
     assert resolved(PIXELS).model.core == "gru"
     assert resolved(VECTOR).model.core == "none"
+    grid = EnvSpec({"image": LeafSpec((7, 7, 3), "uint8", "image", "hwc", 0, 255)}, ActionSpec((7,)))
+    assert not resolved(grid).model.separate_critic  # convolutions are dear
+    assert resolved(VECTOR).model.separate_critic
+    assert (resolved(VECTOR, **{"model.core": "gru"}).model.core_size, resolved(PIXELS).model.core_size) == (128, 512)
+    assert resolved(VECTOR, **{"model.core": "lstm"}).learner.unroll_length == 32
 
 
 def test_one_step_algorithms_take_small_batches_of_short_unrolls_on_vectors() -> None:
@@ -41,7 +47,7 @@ def test_one_step_algorithms_take_small_batches_of_short_unrolls_on_vectors() ->
 
 def test_minibatches_divide_what_there_is_and_stay_large_enough() -> None:
     assert resolved(**{"env.envs_per_worker": 3}).learner.minibatches == 6  # 768 samples, 128 each
-    assert resolved(**{"model.core": "gru"}).learner.minibatches == 4  # 4 whole unrolls each
+    assert resolved(**{"model.core": "gru", "env.envs_per_worker": 32}).learner.minibatches == 4  # of 16 unrolls
     assert resolved(PIXELS, **{"learner.batch_unrolls": 6}).learner.minibatches == 3
 
 

@@ -79,13 +79,13 @@ class ModelConfig:
         _auto_choice("convnet_simple", "nature", "impala_shallow", "resnet_impala", "conv_tiny"),
     ] = AUTO
     """Convolutional encoder of image observations."""
-    conv_features: int = 512
+    conv_features: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Units of the fully connected layer after the convolutions."""
     mlp_layers: tuple[int, ...] = (64, 64)
     """Units of each layer that encodes vector observations."""
     core: Annotated[Auto[Literal["none", "gru", "lstm"]], _auto_choice("none", "gru", "lstm")] = AUTO
     """Recurrent core."""
-    core_size: int = 512
+    core_size: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Units of the recurrent core."""
     core_layers: int = 1
     """Layers of the recurrent core."""

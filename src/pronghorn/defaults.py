@@ -52,11 +52,7 @@ def resolve_env(config: Config) -> Config:
 def resolve(config: Config, spec: EnvSpec) -> Config:
     """Fill every Auto field from the kind of environment and the algorithm, then validate. Raises ConfigError."""
     tables, kind = _tables(), kind_of(spec)
-    kinds = [kind]
-    if kind == "vector" and spec.action.num_continuous:
-        kinds.append("vector-continuous")
-    if any(name.startswith("atari:") for name in config.env_names):
-        kinds.append("atari")
+    kinds = _kinds(config, spec, kind)
     defaults = dict(tables["common"])
     for name in kinds:
         defaults |= tables["kind"][name]
@@ -81,11 +77,26 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     return config
 
 
+def _kinds(config: Config, spec: EnvSpec, kind: str) -> list[str]:
+    """The tables of defaults that apply, the general one first."""
+    is_vector = kind == "vector"
+    more = {
+        "vector-continuous": is_vector and spec.action.num_continuous > 0,
+        "vector-image": is_vector and any(leaf.kind == "image" for leaf in spec.observation.values()),
+        "vector-memory": is_vector and config.model.core not in (None, "none"),
+        "atari": any(name.startswith("atari:") for name in config.env_names),
+    }
+    return [kind, *(name for name, applies in more.items() if applies)]
+
+
 def _default_minibatches(config: Config, kind: str) -> int:
-    """Few for pixels, whose optimiser steps are dear; else so many that each holds 128 single steps or 4 unrolls."""
+    """Few for pixels, whose optimiser steps are dear; else so many that each holds 128 single steps, or 4 unrolls, or
+    16 unrolls that a memory goes through step by step.
+    """
     n = config.learner
     total = n.batch_unrolls * n.unroll_length if config.single_steps else n.batch_unrolls
-    most = 4 if kind == "pixels" else total // (128 if config.single_steps else 4)
+    size = 128 if config.single_steps else 4 if config.model.core == "none" else 16
+    most = 4 if kind == "pixels" else total // size
     return max(count for count in range(1, max(1, min(most, total)) + 1) if total % count == 0)
 
 

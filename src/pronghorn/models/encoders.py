@@ -34,7 +34,7 @@ PLAIN_CONVS: Mapping[str, tuple[tuple[int, int, int, int], ...]] = {
     "nature": ((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)),  # Mnih et al. 2015
     "convnet_simple": ((32, 8, 4, 0), (64, 4, 2, 0), (128, 3, 2, 0)),  # Sample Factory
     "impala_shallow": ((16, 8, 4, 0), (32, 4, 2, 0)),  # Espeholt et al. 2018, left of fig. 3
-    "conv_tiny": ((32, 3, 1, 1), (64, 3, 2, 1), (64, 3, 2, 1)),  # grids such as MiniGrid's 7x7x3; any size
+    "conv_tiny": ((16, 3, 1, 1), (32, 3, 2, 1), (64, 3, 2, 1)),  # grids such as MiniGrid's 7x7x3; any size
 }
 RESNET_CHANNELS = (16, 32, 32)  # of the three sections of Espeholt et al. 2018, right of fig. 3
 
