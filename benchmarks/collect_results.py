@@ -2,9 +2,9 @@
 
     python benchmarks/collect_results.py NAME --goal 475 runs/a runs/b runs/c
 
-writes docs/results/data/NAME-<label>-<seed>.jsonl (time_s, steps, frames, return_mean, eval/mean) for the given runs, draws
-docs/results/NAME.png from all files of that name (a panel for each label, a line for each seed), and prints a Markdown row
-for each given run. The label is the run's algorithm, or --label.
+writes docs/results/data/NAME-<label>-<seed>.jsonl (time_s, steps, frames, return_mean, eval/mean) for the given runs,
+draws docs/results/NAME.png from all files of that name (a panel for each label, a line for each seed), and prints a
+Markdown row for each given run. The label is the run's algorithm, or --label.
 """
 
 from __future__ import annotations
