@@ -61,8 +61,8 @@ def test_ops_and_models_know_no_config_and_no_process() -> None:
         assert tops <= {"ops", "models", "types", "errors"}, path
 
 
-def test_at_most_30_source_files() -> None:
-    assert len([f for f in FILES if f.name != "__init__.py"]) <= 30
+def test_at_most_50_source_files() -> None:
+    assert len([f for f in FILES if f.name != "__init__.py"]) <= 50
 
 
 def test_importing_the_package_or_the_settings_imports_no_torch() -> None:

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import Env, spaces
 
 from pronghorn.envs.contract import check_env
-from pronghorn.envworker.adapters import load
+from pronghorn.envworker.loading import load
 from pronghorn.errors import EnvError, MissingExtraError, SpaceError, UnknownEnvError, UsageError
 
 TOYS = str(Path(__file__).parents[1] / "toy_envs.py")

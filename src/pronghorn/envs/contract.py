@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pronghorn.envs.registry import resolve
 from pronghorn.envs.workers import typed_error
-from pronghorn.envworker import adapters, spaces
+from pronghorn.envworker import building, loading, spaces
 from pronghorn.errors import EnvError, UsageError
 
 Step = tuple[dict[str, NDArray[Any]], float, bool, bool, bool, Any]
@@ -76,7 +76,7 @@ def _translated(call: Callable[[], Any]) -> Any:
     """call(), with the worker-side errors turned into ours."""
     try:
         return call()
-    except (spaces.ContractBroken, adapters.NotFound, adapters.PackageMissing) as error:
+    except (spaces.ContractBroken, loading.NotFound, loading.PackageMissing) as error:
         raise typed_error(error.code, str(error), vars(error)) from error
 
 
@@ -85,8 +85,8 @@ def _build(make: str | Callable[[], Any]) -> Any:
         env = resolve(make)
         if env.backend != "worker":
             raise UsageError(f"check_env: {make} is not an environment of worker processes; there is nothing to check.")
-        return _translated(lambda: adapters.make(env.kind, env.target, env.kwargs, env.options))
-    return _translated(lambda: adapters.flat(make(), getattr(make, "__name__", "the function")))
+        return _translated(lambda: building.make(env.kind, env.target, env.kwargs, env.options))
+    return _translated(lambda: building.flat(make(), getattr(make, "__name__", "the function")))
 
 
 def _actions(spec: dict[str, Any], rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -113,7 +113,7 @@ def _check_spec(env: Any) -> list[str]:
     rule = "spec names its observation leaves and its action"
     for key in ("observation", "action"):
         if not isinstance(env.spec.get(key), dict):
-            raise _broken(rule, f"spec has no '{key}'", "See envworker/adapters.py for the form of a spec.")
+            raise _broken(rule, f"spec has no '{key}'", "See envworker/building.py for the form of a spec.")
     missing = [name for name in ("reset", "step", "render", "close") if not callable(getattr(env, name, None))]
     if missing:
         raise _broken("reset, step, render and close exist", f"{missing} are missing", "Add them.")

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronghorn.envs.workers import ResolvedEnv, WorkerPool
-from pronghorn.envworker.adapters import PLUGINS, unknown_id
+from pronghorn.envworker.loading import PLUGINS, unknown_id
 from pronghorn.errors import ConfigError, EnvError, MissingExtraError, UnknownEnvError, UsageError
 from pronghorn.types import Event, Pool, Ready
 
@@ -91,7 +91,7 @@ def resolve(
     *,
     python: str | None = None,
 ) -> ResolvedEnv:
-    """What to build for a name. kwargs go to the environment, options to our adapter (adapters.GYM_OPTIONS).
+    """What to build for a name. kwargs go to the environment, options to our adapter (building.GYM_OPTIONS).
 
     python: another interpreter that will run it; what is installed there is not looked up here.
     Raises UnknownEnvError with the nearest names, MissingExtraError with the extra to install.
@@ -338,7 +338,7 @@ def _value(text: Any) -> Any:
 
 
 class SingleEnv:
-    """One environment of a pool in the form of a flat environment (adapters.py): for videos and for watching.
+    """One environment of a pool in the form of a flat environment (envworker/building.py): for videos and for watching.
 
     It lives in a worker of its own, as in training: in the interpreter asked for, and away from this directory.
     """

@@ -65,7 +65,7 @@ class ResolvedEnv:
     """What a back end needs to build one environment; `registry.resolve` makes it from a name.
 
     backend: 'worker' (a process of ours) or 'atari' (ale-py's vector environment).
-    kind, target, kwargs, options: the arguments of `envworker.adapters.make`.
+    kind, target, kwargs, options: the arguments of `envworker.building.make`.
     """
 
     name: str
