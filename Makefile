@@ -45,7 +45,7 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 
 $(ALL): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt swig
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[doom,atari,pettingzoo,minigrid,box2d,mujoco,cluster,dev]"
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[doom,atari,pettingzoo,minigrid,box2d,mujoco,envpool,cluster,dev]"
 	touch $@
 
 clean:

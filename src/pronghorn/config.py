@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import os
+import re
 import tomllib
 import types
 import typing
@@ -52,7 +53,7 @@ class EnvConfig:
     id: Annotated[str, tyro.conf.Suppress] = ""
     """Name of the environment, or several joined by commas (one policy learns all of them)."""
     workers: Annotated[Auto[int], _AUTO_INT] = AUTO
-    """Worker processes (for atari: threads of the C++ environment)."""
+    """Worker processes (for atari and envpool: threads of the C++ environment)."""
     envs_per_worker: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Environments that each worker steps."""
     groups: Annotated[Auto[int], _AUTO_INT] = AUTO
@@ -398,7 +399,7 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     kinds = [kind]
     if kind == "vector" and spec.action.num_continuous:
         kinds.append("vector-continuous")
-    if any(name.startswith("atari:") for name in config.env_names):
+    if _plays_atari(config, kind):
         kinds.append("atari")
     defaults = dict(tables["common"])
     for name in kinds:
@@ -422,6 +423,13 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     config = with_defaults(config, {"learner.minibatches": _default_minibatches(config, kind)})
     validate_sizes(config, num_rows)
     return config
+
+
+def _plays_atari(config: Config, kind: str) -> bool:
+    """Of EnvPool's tasks with pixels, those of version 5 are the Atari games."""
+    names = config.env_names
+    through_envpool = kind == "pixels" and any(re.fullmatch(r"envpool:\w+-v5", name) for name in names)
+    return through_envpool or any(name.startswith("atari:") for name in names)
 
 
 def _default_minibatches(config: Config, kind: str) -> int:

@@ -49,7 +49,7 @@ def test_a_doom_scenario():
         ("doom:", "'doom:' lacks the name"),
         ("dmlab:explore", "DeepMind Lab levels are not supported in this version"),
         ("pettingzoo:pong", "PettingZoo games are not supported in this version"),
-        ("envpool:Pong-v5", "EnvPool environments are not supported in this version"),
+        ("envpool:", "'envpool:' lacks the name behind the colon. Example: envpool:CartPole-v1"),
         ("no_such_module:make", "there is no module 'no_such_module' on the import path"),
         ("no/such/file.py:make", "there is no file .*no/such/file.py"),
         ("gym:no_such_package:Maze-v0", "no package 'no_such_package' to import"),
@@ -76,7 +76,8 @@ def test_atari_games_go_by_the_title_or_by_the_rom():
 
 @pytest.mark.parametrize(
     ("name", "module", "extra"),
-    [("doom:basic", "vizdoom", "doom"), ("atari:Pong", "ale_py", "atari"), ("gym:ALE/Pong-v5", "ale_py", "atari"),
+    [("doom:basic", "vizdoom", "doom"), ("atari:Pong", "ale_py", "atari"),
+     ("envpool:Pong-v5", "envpool", "envpool"), ("gym:ALE/Pong-v5", "ale_py", "atari"),
      ("gym:MiniGrid-Empty-5x5-v0", "minigrid", "minigrid")],
 )  # fmt: skip
 @pytest.mark.case("ENV-10")
@@ -197,7 +198,7 @@ def test_an_id_that_cannot_travel_is_refused_with_the_fix():
 
 def test_the_list_of_environments():
     names = {listing.name: listing for listing in list_envs()}
-    assert {"doom:basic", "gym:CartPole-v1"} <= set(names)
+    assert {"doom:basic", "gym:CartPole-v1", "envpool:<Id>"} <= set(names)
     assert names["gym:CartPole-v1"].extra == ""
     absent = registry.Listing("doom:x", "Walk.", "doom")
     assert str(absent).split(None, 1) == ["doom:x", "Walk.  (absent: pip install 'pronghorn-rl[doom]')"]

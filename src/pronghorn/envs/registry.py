@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 Observation = dict[str, NDArray[Any]]
 ADAPTER_PREFIX = "adapter."  # arguments for our adapter, not for the environment: adapter.frame_skip
-_PLANNED = {"dmlab": "DeepMind Lab levels", "pettingzoo": "PettingZoo games", "envpool": "EnvPool environments"}
-_EXAMPLES = {"doom": "doom:basic", "atari": "atari:Pong", "gym": "gym:CartPole-v1"}
+_PLANNED = {"dmlab": "DeepMind Lab levels", "pettingzoo": "PettingZoo games"}
+_EXAMPLES = {"doom": "doom:basic", "atari": "atari:Pong", "gym": "gym:CartPole-v1", "envpool": "envpool:CartPole-v1"}
 _registered: dict[str, str] = {}  # the one registry of the package: name -> 'module:function'
 
 
@@ -112,6 +112,10 @@ def resolve(
         return ResolvedEnv(name, "worker", "doom", _doom_scenario(target, here), kwargs, options)
     if prefix == "atari":
         return ResolvedEnv(name, "atari", "atari", _atari_game(target), kwargs, options)
+    if prefix == "envpool":
+        if not _installed("envpool"):  # its ids are known only once it is imported, which takes seconds
+            raise MissingExtraError("envpool", "envpool", name)
+        return ResolvedEnv(name, "envpool", "envpool", target, kwargs, options)
     if prefix == "gym":
         extra_options = _gym_registration(target) if here else {}
         return ResolvedEnv(name, "worker", "gym", target, kwargs, {**options, **extra_options})
@@ -245,6 +249,7 @@ def list_envs() -> list[Listing]:
     found += [Listing(_atari_name(game), "Atari 2600, 84 x 84 grey, 4 frames") for game in games]
     if not games:
         found.append(Listing("atari:<Game>", "Atari 2600, 84 x 84 grey, 4 frames", "atari"))
+    found.append(Listing("envpool:<Id>", "EnvPool (C++)", "" if _installed("envpool") else "envpool"))
     for gym_id, spec in gymnasium.registry.items():
         if isinstance(spec.entry_point, str) and "/" not in gym_id:
             found.append(Listing("gym:" + gym_id, "Gymnasium", _gym_extra(spec.entry_point)))
@@ -275,8 +280,8 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
     backends = sorted({one.backend for one in resolved})
     if len(backends) > 1:
         raise ConfigError("env.id", env.id, "tasks of one run must share a back end", f"Choose one of: {backends}.")
-    if backends == ["atari"]:
-        return _atari_pool(config, resolved, seed=seed, ordered=ordered)
+    if backends[0] in _NATIVE:
+        return _NATIVE[backends[0]](config, resolved, seed, ordered, False)
     return WorkerPool(
         resolved,
         num_workers=env.workers,
@@ -293,7 +298,8 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
     )
 
 
-def _atari_pool(config: Config, resolved: list[ResolvedEnv], *, seed: int, ordered: bool) -> Pool:
+def _atari_pool(config: Config, resolved: list[ResolvedEnv], seed: int, ordered: bool, render: bool) -> Pool:
+    """render: changes nothing, as the observations are pictures."""
     from pronghorn.envs.native import AtariPool
 
     kwargs, options = _arguments(config)
@@ -313,6 +319,32 @@ def _atari_pool(config: Config, resolved: list[ResolvedEnv], *, seed: int, order
         **kwargs,
     )
     return pool
+
+
+def _envpool_pool(config: Config, resolved: list[ResolvedEnv], seed: int, ordered: bool, render: bool) -> Pool:
+    """ordered: changes nothing, as there is one order."""
+    from pronghorn.envs.envpool import EnvPoolPool
+
+    kwargs, options = _arguments(config)
+    known = ("obs_keys", "image_layout", "info")
+    for name in options:
+        if name not in known:
+            fix = f"It has: {', '.join(known)}."
+            raise ConfigError("env.args", ADAPTER_PREFIX + name, "EnvPool has no such option of the adapter", fix)
+    pool: Pool = EnvPoolPool(
+        [one.target for one in resolved],
+        config.env.workers * config.env.envs_per_worker,
+        num_threads=config.env.workers,
+        num_groups=config.env.groups,
+        seed=seed,
+        render=render,
+        options=options,
+        settings=kwargs,
+    )
+    return pool
+
+
+_NATIVE = {"atari": _atari_pool, "envpool": _envpool_pool}  # back ends that run in this process
 
 
 def _arguments(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -404,8 +436,8 @@ def make_env(config: Config, *, seed: int, render: bool = False) -> SingleEnv:
     name = config.env_names[0]
     kwargs, options = _arguments(config)
     resolved = resolve(name, kwargs, options, python=config.env.python or None)
-    if resolved.backend == "atari":
-        return SingleEnv(_atari_pool(_one_row(config), [resolved], seed=seed, ordered=False))
+    if resolved.backend in _NATIVE:
+        return SingleEnv(_NATIVE[resolved.backend](_one_row(config), [resolved], seed, False, render))
     if render:
         resolved = resolve(name, kwargs, {**options, "render": True}, python=config.env.python or None)
     pool = WorkerPool(

@@ -64,7 +64,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NU
 class ResolvedEnv:
     """What a back end needs to build one environment; `registry.resolve` makes it from a name.
 
-    backend: 'worker' (a process of ours) or 'atari' (ale-py's vector environment).
+    backend: 'worker' (a process of ours), 'atari' (ale-py's vector environment) or 'envpool'.
     kind, target, kwargs, options: the arguments of `envworker.building.make`.
     """
 
@@ -500,7 +500,7 @@ class WorkerPool:
         while any(process is None or process.spec is None for process in self._processes):
             self._poll(_CHECK_EVERY_S)
         processes = [process for process in self._processes if process is not None]
-        self.spec = _merged([spec for process in processes for spec in (process.spec or {})["specs"]])
+        self.spec = merged_spec([spec for process in processes for spec in (process.spec or {})["specs"]])
         self._number_rows(self.spec.rows_per_env)
         self._map()
         for process in processes:
@@ -798,7 +798,7 @@ def _layout(spec: EnvSpec, num_rows: int, num_workers: int) -> tuple[int, dict[s
     return offset, layout
 
 
-def _merged(raw: Sequence[Mapping[str, Any]]) -> EnvSpec:
+def merged_spec(raw: Sequence[Mapping[str, Any]]) -> EnvSpec:
     """The one spec of all tasks. Raises EnvError that names the first difference and both tasks."""
     specs = [EnvSpec.from_json(one) for one in raw]
     first = specs[0]
