@@ -288,6 +288,12 @@ def vector_episodes(mode: str, count: int = 3, length: int = 0) -> Any:
     return env
 
 
+def vector_cart_poles(render_mode: str | None = None) -> Any:
+    from gymnasium import make_vec
+
+    return make_vec("CartPole-v1", 2, vectorization_mode="sync", render_mode=render_mode)
+
+
 class Turns(Counter):
     """Two factors with a mask; from step `until` on it allows nothing in the second one. Episodes of 5 steps."""
 

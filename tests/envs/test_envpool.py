@@ -318,7 +318,7 @@ def test_a_pool_and_a_picture_from_a_config():
     assert pool.render(0) is None  # nobody asked for pictures
     pool.close()
     env = make_env(config("envpool:CartPole-v1"), seed=1, render=True)
-    env.reset(1)
+    env.receive()
     assert env.render().shape == (400, 600, 3)
     env.close()
     with pytest.raises(ConfigError, match=r"adapter.frame_skip.*no such option of the adapter"):

@@ -247,15 +247,15 @@ def test_back_ends_do_not_mix():
         make_pool(config(f"atari:Pong,{TOYS}:Counter"), seed=1, ordered=False)
 
 
+def answer(env, ready):
+    num = len(ready.rows)
+    env.pool.send(ready.rows, np.zeros((num, env.spec.action.num_discrete), np.int64), np.zeros((num, 0), np.float32))
+
+
 def test_a_single_environment_for_videos():
-    env = make_env(config(f"{TOYS}:Counter", args={"length": "2"}), seed=1)
+    env = make_env(config(f"{TOYS}:Counter", envs_per_worker=4, args={"length": "2"}), seed=1)
     try:
-        assert env.reset(5)["obs"].tolist() == [0.0]
-        for _ in range(2):
-            obs, reward, terminated, truncated, over, _ = env.step([0], [])
-        assert (obs["obs"].tolist(), reward, terminated, truncated, over) == ([0.0], 2.0, True, False, True)
-        assert env.reset(None)["obs"].tolist() == [0.0]
-        assert env.step([0], [])[1] == 1.0
+        assert env.receive().rows.tolist() == [0]
         assert env.render() is None
     finally:
         env.close()
@@ -264,7 +264,7 @@ def test_a_single_environment_for_videos():
 def test_a_single_environment_draws_when_asked():
     env = make_env(config("gym:CartPole-v1"), seed=1, render=True)
     try:
-        env.reset(1)
+        env.receive()
         assert env.render().shape == (400, 600, 3)
     finally:
         env.close()
@@ -280,7 +280,7 @@ def test_an_image_observation_stands_in_for_a_picture(tmp_path):
     )
     env = make_env(config(f"{tmp_path}/camera.py:Camera"), seed=1, render=True)
     try:
-        env.reset(1)
+        env.receive()
         frame = env.render()
         assert frame.shape == (20, 24, 3)
         assert np.all(frame == 9)  # the newest of the stack
@@ -291,9 +291,45 @@ def test_an_image_observation_stands_in_for_a_picture(tmp_path):
 def test_a_lost_single_environment_is_an_error():
     env = make_env(config(f"{TOYS}:Failing", args={"how": "kill", "at": "1"}), seed=1)
     try:
-        env.reset(1)
+        answer(env, env.receive())
         with pytest.raises(EnvError, match="was killed by SIGKILL"):
-            env.step([0], [])
+            env.receive()
     finally:
         env.close()
-    assert Event.LOST == 3
+
+
+def test_of_several_rows_what_the_environment_draws_is_shown():
+    env = make_env(config(f"{TOYS}:vector_cart_poles"), seed=1, render=True)
+    try:
+        ready = env.receive()
+        assert ready.rows.tolist() == [0, 1]
+        before = env.render()
+        answer(env, ready)
+        env.receive()
+        assert before.shape == (400, 600, 3)
+        assert (env.render() != before).any()
+    finally:
+        env.close()
+
+
+def test_the_picture_of_a_row_that_waits_stays(tmp_path):
+    """Next-step auto-reset: while the first row waits, its last image observation is shown."""
+    (tmp_path / "cameras.py").write_text(
+        "import numpy as np\nfrom gymnasium import Env, spaces\nfrom gymnasium.vector import SyncVectorEnv\n\n"
+        "class Camera(Env):\n"
+        "    observation_space, action_space = spaces.Box(0, 255, (20, 24, 3), np.uint8), spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n        self.t = 0\n        return self.see(), {}\n"
+        "    def step(self, action):\n        self.t += 1\n        return self.see(), 0.0, self.t == 2, False, {}\n"
+        "    def see(self):\n        return np.full((20, 24, 3), 10 * self.t, np.uint8)\n\n"
+        "def make():\n    return SyncVectorEnv([Camera, Camera])\n"
+    )
+    env = make_env(config(f"{tmp_path}/cameras.py:make"), seed=1, render=True)
+    shown = []
+    try:
+        for _ in range(5):
+            ready = env.receive()
+            shown.append(int(env.render()[0, 0, 0]))
+            answer(env, ready)
+    finally:
+        env.close()
+    assert shown == [0, 10, 10, 0, 10]

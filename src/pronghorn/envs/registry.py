@@ -29,7 +29,6 @@ from pronghorn.types import Event, Pool, Ready
 if TYPE_CHECKING:
     from pronghorn.config import Config
 
-Observation = dict[str, NDArray[Any]]
 ADAPTER_PREFIX = "adapter."  # arguments for our adapter, not for the environment: adapter.frame_skip
 _PLANNED = {"dmlab": "DeepMind Lab levels", "pettingzoo": "PettingZoo games"}
 _EXAMPLES = {"doom": "doom:basic", "atari": "atari:Pong", "gym": "gym:CartPole-v1", "envpool": "envpool:CartPole-v1"}
@@ -369,75 +368,53 @@ def _value(text: Any) -> Any:
         return text
 
 
-class SingleEnv:
-    """One environment of a pool in the form of a flat environment (envworker/building.py): for videos and for watching.
+class ShownEnv:
+    """A pool of one environment that can be looked at: for videos and for watching.
 
-    It lives in a worker of its own, as in training: in the interpreter asked for, and away from this directory.
+    It lives in a worker of its own, as in training: in the interpreter asked for, and away from this directory. Of
+    an environment of several rows it shows what that draws: the first row of a vector environment, all agents of a
+    parallel one.
     """
 
     def __init__(self, pool: Pool) -> None:
         self.pool, self.spec = pool, pool.spec
-        self._obs: Observation | None = None
-        if pool.num_rows != 1:
-            pool.close()
-            raise EnvError(
-                f"{pool.spec.name}: videos and watching need an environment of one row; this one has {pool.num_rows}. "
-                "Name a function that makes a single environment."
-            )
+        self._image: NDArray[np.uint8] | None = None
 
-    def reset(self, seed: int | None = None) -> Observation:
-        """The first observation of the next episode (after an episode's end the pool has reset already)."""
-        if seed is not None:
-            self.pool.reseed(seed)
-        elif self._obs is not None:
-            return self._obs
-        return self._copied(self._receive())
-
-    def step(
-        self, discrete: Any, continuous: Any
-    ) -> tuple[dict[str, NDArray[Any]], float, bool, bool, bool, dict[str, Any]]:
-        """As a flat environment, but after an episode's end obs is the next episode's first."""
-        rows = np.zeros(1, np.int64)
-        self.pool.send(rows, np.asarray(discrete, np.int64)[None], np.asarray(continuous, np.float32)[None])
-        ready = self._receive()
-        flags = (bool(ready.terminated[0]), bool(ready.truncated[0]), bool(ready.episode_over[0]))
-        return self._copied(ready), float(ready.reward[0]), *flags, {}
+    def receive(self) -> Ready:
+        """All rows, to be answered by `pool.send`. Raises EnvError when the environment was lost."""
+        ready = self.pool.recv(600.0)
+        if ready is None or (ready.event == Event.LOST).any():
+            raise EnvError(f"{self.spec.name}: the environment was lost")
+        self._image = self._image_observation(ready)
+        return ready
 
     def render(self) -> NDArray[np.uint8] | None:
-        """The environment's picture, or its image observation where the back end draws none."""
+        """The environment's picture, or its first row's image observation where the back end draws none."""
         render = getattr(self.pool, "render", None)
         frame: NDArray[np.uint8] | None = render(0) if render is not None else None
-        return frame if frame is not None else self._image_observation()
+        return frame if frame is not None else self._image
 
-    def _image_observation(self) -> NDArray[np.uint8] | None:
+    def _image_observation(self, ready: Ready) -> NDArray[np.uint8] | None:
+        if ready.event[0] == Event.INACTIVE:
+            return self._image
         for name, leaf in self.spec.observation.items():
-            if leaf.kind == "image" and self._obs is not None:
-                image = self._obs[name] if leaf.layout == "hwc" else np.moveaxis(self._obs[name], 0, -1)
+            if leaf.kind == "image":
+                image = ready.obs[name][0] if leaf.layout == "hwc" else np.moveaxis(ready.obs[name][0], 0, -1)
                 # A frame stack shows its newest frame.
-                return image if image.shape[-1] == 3 else np.repeat(image[..., -1:], 3, axis=-1)
+                return image.copy() if image.shape[-1] == 3 else np.repeat(image[..., -1:], 3, axis=-1)
         return None
 
     def close(self) -> None:
         self.pool.close()
 
-    def _receive(self) -> Ready:
-        ready = self.pool.recv(600.0)
-        if ready is None or ready.event[0] == Event.LOST:
-            raise EnvError(f"{self.spec.name}: the environment was lost")
-        return ready
 
-    def _copied(self, ready: Ready) -> Observation:
-        self._obs = {name: array[0].copy() for name, array in ready.obs.items()}
-        return self._obs
-
-
-def make_env(config: Config, *, seed: int, render: bool = False) -> SingleEnv:
+def make_env(config: Config, *, seed: int, render: bool = False) -> ShownEnv:
     """One environment of the config's first task. render: have it draw pictures."""
     name = config.env_names[0]
     kwargs, options = _arguments(config)
     resolved = resolve(name, kwargs, options, python=config.env.python or None)
     if resolved.backend in _NATIVE:
-        return SingleEnv(_NATIVE[resolved.backend](_one_row(config), [resolved], seed, False, render))
+        return ShownEnv(_NATIVE[resolved.backend](_one_row(config), [resolved], seed, False, render))
     if render:
         resolved = resolve(name, kwargs, {**options, "render": True}, python=config.env.python or None)
     pool = WorkerPool(
@@ -445,7 +422,7 @@ def make_env(config: Config, *, seed: int, render: bool = False) -> SingleEnv:
         python=config.env.python or None, step_timeout_s=config.env.step_timeout_s,
         start_timeout_s=config.env.start_timeout_s,
     )  # fmt: skip
-    return SingleEnv(pool)
+    return ShownEnv(pool)
 
 
 def _one_row(config: Config) -> Config:

@@ -89,6 +89,14 @@ class RowsEnv:
         options = {"options": dict(self._options)} if self._options else {}
         return self.env.reset(seed=seed, **options)[0]
 
+    def _raw_render(self) -> Any:
+        """What the environment's render() gives; None where it has none."""
+        render = getattr(self.env, "render", None)
+        try:
+            return None if render is None else render()
+        except NotImplementedError:  # the base classes: this environment draws nothing
+            return None
+
     def close(self) -> None:
         self.env.close()
 

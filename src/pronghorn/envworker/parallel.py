@@ -120,7 +120,7 @@ class ParallelEnv(RowsEnv):
 
     def render(self) -> Any:
         """The picture of all agents together."""
-        frame = self.env.render()
+        frame = self._raw_render()
         return None if frame is None else np.asarray(frame, dtype=np.uint8)
 
 

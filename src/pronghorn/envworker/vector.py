@@ -103,8 +103,9 @@ class GymnasiumVectorEnv(RowsEnv):
 
     def render(self) -> Any:
         """The picture of the first row."""
-        frames = self.env.render()
-        return None if frames is None or not len(frames) else np.asarray(frames[0], dtype=np.uint8)
+        frames = self._raw_render()
+        frame = frames[0] if frames is not None and len(frames) else None
+        return None if frame is None else np.asarray(frame, dtype=np.uint8)
 
 
 def _column(infos: Mapping[str, Any], name: str, count: int) -> Any:
