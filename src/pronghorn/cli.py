@@ -32,7 +32,7 @@ _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at
   pronghorn doctor                  what this machine offers and what is missing
 
 `pronghorn COMMAND --help` explains each. Environments: doom:SCENARIO, atari:GAME, envpool:ID, gym:ID,
-module.path:function.
+pettingzoo:FAMILY.GAME, module.path:function.
 """
 
 

@@ -48,7 +48,10 @@ def test_a_doom_scenario():
         ("zzzzzzzz", "`pronghorn envs` lists the names"),
         ("doom:", "'doom:' lacks the name"),
         ("dmlab:explore", "DeepMind Lab levels are not supported in this version"),
-        ("pettingzoo:pong", "PettingZoo games are not supported in this version"),
+        ("pettingzoo:pistonball_v6", "no PettingZoo game 'pistonball_v6'. Did you mean: .*butterfly.pistonball_v6"),
+        ("pettingzoo:butterfly.pistonball", "Did you mean: pettingzoo:butterfly.pistonball_v6"),
+        ("pettingzoo:mpe.simple_spread_v3", "pip install mpe2, and name mpe2.simple_spread_v3:parallel_env"),
+        ("pettingzoo:", "Example: pettingzoo:butterfly.pistonball_v6"),
         ("envpool:", "'envpool:' lacks the name behind the colon. Example: envpool:CartPole-v1"),
         ("no_such_module:make", "there is no module 'no_such_module' on the import path"),
         ("no/such/file.py:make", "there is no file .*no/such/file.py"),
@@ -77,7 +80,8 @@ def test_atari_games_go_by_the_title_or_by_the_rom():
 @pytest.mark.parametrize(
     ("name", "module", "extra"),
     [("doom:basic", "vizdoom", "doom"), ("atari:Pong", "ale_py", "atari"),
-     ("envpool:Pong-v5", "envpool", "envpool"), ("gym:ALE/Pong-v5", "ale_py", "atari"),
+     ("envpool:Pong-v5", "envpool", "envpool"), ("pettingzoo:sisl.pursuit_v5", "pettingzoo", "pettingzoo"),
+     ("gym:ALE/Pong-v5", "ale_py", "atari"),
      ("gym:MiniGrid-Empty-5x5-v0", "minigrid", "minigrid")],
 )  # fmt: skip
 @pytest.mark.case("ENV-10")
@@ -99,7 +103,7 @@ def test_looking_a_name_up_imports_neither_torch_nor_the_environment():
         "for name in sys.argv[1:]:\n    resolve(name, python='python')\n"
         "print([m for m in ('torch', 'vizdoom', 'ale_py', 'gymnasium', 'toy_envs') if m in sys.modules])"
     )
-    names = ["doom:basic", f"{TOYS}:Counter", "gym:CartPole-v1"]
+    names = ["doom:basic", "pettingzoo:sisl.pursuit_v5", f"{TOYS}:Counter", "gym:CartPole-v1"]
     result = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
 
@@ -239,6 +243,29 @@ def test_an_atari_pool_from_a_config():
         pool.close()
     with pytest.raises(ConfigError, match=r"env.args = 'lifeloss': Atari has no such argument. It has: .*life_loss"):
         make_pool(config("atari:Pong", args={"lifeloss": "true"}), seed=1, ordered=True)
+
+
+def test_a_game_of_pettingzoo_from_a_config():
+    """Two archers and two knights, who are rows of one environment."""
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pygame")
+    name = "pettingzoo:butterfly.knights_archers_zombies_v11"
+    assert name in {listing.name for listing in list_envs()}
+    env = make_env(config(name), seed=1, render=True)
+    try:
+        ready = env.receive()
+        assert ready.event.tolist() == [Event.FIRST] * 4
+        answer(env, ready)
+        assert env.receive().event.tolist() == [Event.STEP] * 4
+        assert env.render().shape == (720, 1280, 3)
+    finally:
+        env.close()
+
+
+def test_games_that_take_turns_are_not_listed():
+    pytest.importorskip("pettingzoo")
+    assert resolve("pettingzoo:classic.chess_v6").kind == "pettingzoo"  # known, but refused by the worker
+    assert "pettingzoo:classic.chess_v6" not in {listing.name for listing in list_envs()}
 
 
 def test_back_ends_do_not_mix():

@@ -10,6 +10,7 @@ import difflib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from pronghorn.config import Config
 
 ADAPTER_PREFIX = "adapter."  # arguments for our adapter, not for the environment: adapter.frame_skip
-_PLANNED = {"dmlab": "DeepMind Lab levels", "pettingzoo": "PettingZoo games"}
-_EXAMPLES = {"doom": "doom:basic", "atari": "atari:Pong", "gym": "gym:CartPole-v1", "envpool": "envpool:CartPole-v1"}
+_PLANNED = {"dmlab": "DeepMind Lab levels"}
+_EXAMPLES = {"doom": "doom:basic", "atari": "atari:Pong", "gym": "gym:CartPole-v1", "envpool": "envpool:CartPole-v1",
+             "pettingzoo": "pettingzoo:butterfly.pistonball_v6"}  # fmt: skip
 _registered: dict[str, str] = {}  # the one registry of the package: name -> 'module:function'
 
 
@@ -115,6 +117,8 @@ def resolve(
         if not _installed("envpool"):  # its ids are known only once it is imported, which takes seconds
             raise MissingExtraError("envpool", "envpool", name)
         return ResolvedEnv(name, "envpool", "envpool", target, kwargs, options)
+    if prefix == "pettingzoo":
+        return ResolvedEnv(name, "worker", "pettingzoo", _pettingzoo_game(target, here), kwargs, options)
     if prefix == "gym":
         extra_options = _gym_registration(target) if here else {}
         return ResolvedEnv(name, "worker", "gym", target, kwargs, {**options, **extra_options})
@@ -170,6 +174,30 @@ def _atari_games() -> list[str]:
 
 def _atari_name(rom: str) -> str:
     return "atari:" + "".join(word.capitalize() for word in rom.split("_"))
+
+
+def _pettingzoo_game(target: str, here: bool) -> str:
+    if not here:
+        return target
+    games = _pettingzoo_games()
+    if not games:
+        raise MissingExtraError("pettingzoo", "pettingzoo", f"pettingzoo:{target}")
+    if target in games:
+        return target
+    if target.startswith("mpe."):
+        fix = f"They are a package of their own now: pip install mpe2, and name mpe2.{target[4:]}:parallel_env."
+        raise UnknownEnvError(f"'pettingzoo:{target}': PettingZoo has no more mpe games. {fix}")
+    near = _near("pettingzoo:" + target, ["pettingzoo:" + game for game in games])
+    raise UnknownEnvError(f"there is no PettingZoo game '{target}'{near}")
+
+
+def _pettingzoo_games() -> dict[str, bool]:
+    """Games by family and versioned name, from the installed files; whether their agents act at the same time."""
+    spec = importlib.util.find_spec("pettingzoo")
+    places = spec.submodule_search_locations if spec is not None else None
+    files = [path for place in places or () for path in sorted(Path(place).glob("*/*_v*.py"))]
+    versioned = [path for path in files if re.fullmatch(r"\w+_v\d+", path.stem)]
+    return {f"{path.parent.name}.{path.stem}": "parallel_env" in path.read_text() for path in versioned}
 
 
 def _installed(module: str) -> bool:
@@ -244,11 +272,15 @@ def list_envs() -> list[Listing]:
     doom_extra = "" if _installed("vizdoom") else "doom"
     found = [Listing(name, f"registered: {target}") for name, target in _registered.items()]
     found += [Listing("doom:" + name, scenario.summary, doom_extra) for name, scenario in SCENARIOS.items()]
-    games = _atari_games()
-    found += [Listing(_atari_name(game), "Atari 2600, 84 x 84 grey, 4 frames") for game in games]
-    if not games:
+    roms = _atari_games()
+    found += [Listing(_atari_name(rom), "Atari 2600, 84 x 84 grey, 4 frames") for rom in roms]
+    if not roms:
         found.append(Listing("atari:<Game>", "Atari 2600, 84 x 84 grey, 4 frames", "atari"))
     found.append(Listing("envpool:<Id>", "EnvPool (C++)", "" if _installed("envpool") else "envpool"))
+    games = _pettingzoo_games()
+    found += [Listing("pettingzoo:" + game, "PettingZoo, parallel") for game, parallel in games.items() if parallel]
+    if not games:
+        found.append(Listing("pettingzoo:<family>.<game>", "PettingZoo, parallel", "pettingzoo"))
     for gym_id, spec in gymnasium.registry.items():
         if isinstance(spec.entry_point, str) and "/" not in gym_id:
             found.append(Listing("gym:" + gym_id, "Gymnasium", _gym_extra(spec.entry_point)))

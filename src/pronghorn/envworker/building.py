@@ -46,6 +46,7 @@ def make(
     kind 'call': target is 'module.path:function' or 'path/file.py:function'; it is called with kwargs and
                  returns a Gymnasium environment or vector environment, a PettingZoo parallel environment, or a
                  flat one
+    kind 'pettingzoo': target is a game of PettingZoo, by family and versioned name ('butterfly.pistonball_v6')
     kind 'doom': target is a scenario's name
 
     An argument that is the text FREE_PORT becomes a port that nobody uses, another one for each environment; should
@@ -88,8 +89,10 @@ def _make(kind: str, target: str, kwargs: Dict[str, Any], options: Dict[str, Any
     render, register = options.pop("render", False), options.pop("register", None)
     if kind == "gym":
         return GymnasiumEnv(_make_gym(target, kwargs, render, register), name=target, **options)
+    if kind == "pettingzoo":
+        return ParallelEnv(_make_pettingzoo(target, kwargs, render), name="pettingzoo:" + target, **options)
     if kind != "call":
-        raise NotFound("no kind of environment is called %r; there are gym, call, doom" % (kind,))
+        raise NotFound("no kind of environment is called %r; there are gym, call, pettingzoo, doom" % (kind,))
     function = naming_absent(load, target)
     if render and _takes_render_mode(function):
         kwargs.setdefault("render_mode", "rgb_array")
@@ -159,6 +162,28 @@ def _make_gym(target: str, kwargs: Dict[str, Any], render: bool, register: Optio
         if "unexpected keyword argument" not in str(error):
             raise
         raise ContractBroken("gym:%s: %s" % (target, error)) from None
+
+
+def _make_pettingzoo(target: str, kwargs: Dict[str, Any], render: bool) -> Any:
+    name, family = "pettingzoo:" + target, target.split(".")[0]
+    naming_absent(lambda _: importlib.import_module("pettingzoo"), name)
+    try:
+        module = importlib.import_module("pettingzoo." + target)
+    except ImportError as error:
+        raise ContractBroken(
+            "%s cannot be imported: %s. PettingZoo installs what its %s games need: pip install 'pettingzoo[%s]'"
+            % (name, error, family, family)
+        ) from error
+    if not hasattr(module, "parallel_env"):
+        raise ContractBroken("%s takes turns (it has no parallel_env), which is not supported yet" % name)
+    if render:
+        kwargs.setdefault("render_mode", "rgb_array")
+    try:
+        return module.parallel_env(**kwargs)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ContractBroken("%s: %s" % (name, error)) from None
 
 
 def _require_arguments(function: Callable[..., Any], name: str, kwargs: Mapping[str, Any]) -> None:
