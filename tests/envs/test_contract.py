@@ -215,6 +215,25 @@ class Early(load(f"{TOYS}:Squad")):
 CHANCE = iter([True, False] * 100)
 
 
+def truncated_step(self, action):
+    obs, reward, over, _, info = Good.step(self, action)
+    return obs, reward, False, over, info
+
+
+def worse_second_reset(self, *, seed=None, options=None):
+    obs, info = Good.reset(self, seed=seed)
+    self.resets = getattr(self, "resets", 0) + 1
+    return obs if self.resets == 1 else np.full(2, 101.0, np.float32), info
+
+
+@pytest.mark.parametrize("make", [walks("SameStep", step=truncated_step, reset=worse_second_reset),
+                                  walks("Disabled", step=truncated_step, reset=worse_second_reset),
+                                  faulty(step=truncated_step, reset=worse_second_reset)])  # fmt: skip
+def test_the_first_observation_after_a_truncation_is_checked(make):
+    with pytest.raises(EnvError, match=r"leaf 'obs' spans \[101, 101\]"):
+        check_env(make)
+
+
 @pytest.mark.parametrize(
     ("env", "match"),
     [
