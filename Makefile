@@ -4,9 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 RUN    ?= runs/doom_basic
 STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
 ALL    := $(VENV)/.installed-all
 
-.PHONY: train test test-slow install install-all lint clean
+.PHONY: train test test-slow install install-dev install-all lint clean
 
 train: install
 	$(BIN)/pronghorn train doom:basic --run-dir $(RUN) --resume --eval.until-return 0.70 --eval.episodes 100
@@ -18,7 +19,7 @@ train: install
 	@echo "         $(BIN)/pronghorn train doom:defend_the_center --minutes 60"
 	@echo "         $(BIN)/pronghorn train gym:CartPole-v1 --minutes 5"
 
-test: install
+test: install-dev
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
@@ -26,11 +27,12 @@ test: install
 test-slow: install-all
 	$(BIN)/python -m pytest -m slow
 
-lint: install
+lint: install-dev
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/mypy
 
 install: $(STAMP)
+install-dev: $(DEV)
 install-all: $(ALL)
 
 # torch is installed first and by its pinned version, so that no later package pulls in another build of it.
@@ -40,12 +42,17 @@ $(BIN)/python:
 
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[doom,atari,pettingzoo,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[doom,atari,pettingzoo]"
+	touch $@
+
+# what the tests need besides; EnvPool, which has no wheels everywhere, is most of it
+$(DEV): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 
 $(ALL): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt swig
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[doom,atari,pettingzoo,minigrid,box2d,mujoco,cluster,dev]"
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[doom,atari,pettingzoo,minigrid,box2d,mujoco,envpool,cluster,dev]"
 	touch $@
 
 clean:

@@ -170,6 +170,16 @@ def test_record_writes_a_video_without_a_display(
     assert sorted(p.name for p in out.parent.iterdir()) == ["agent.mp4"]
 
 
+def test_a_video_of_an_environment_of_several_rows(tmp_path: Path) -> None:
+    from imageio_ffmpeg import count_frames_and_secs
+
+    env, run_dir, out = f"{TESTS}/toy_envs.py:vector_cart_poles", tmp_path / "run", tmp_path / "agent.mp4"
+    sizes = ["--env.workers", "1", "--env.envs-per-worker", "1", "--learner.unroll-length", "16", "--steps", "64"]
+    assert run(["train", env, "--run-dir", str(run_dir), *sizes]) == 0
+    assert run(["record", str(run_dir), "--out", str(out), "--seconds", "0.2"]) == 0
+    assert count_frames_and_secs(str(out))[0] == 10
+
+
 def test_report_is_one_page_and_a_picture(trained: Path, tmp_path: Path) -> None:
     out, curve = tmp_path / "report.html", tmp_path / "curve.png"
     assert run(["report", str(trained), "--out", str(out), "--curve", str(curve)]) == 0

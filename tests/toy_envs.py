@@ -259,7 +259,7 @@ def vector_episodes(mode: str, count: int = 3, length: int = 0) -> Any:
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     class Differently(SyncVectorEnv):
-        """Final observations under the name before Gymnasium 1.0, or as a dictionary of arrays."""
+        """Final observations and infos as before Gymnasium 1.0, or final observations as a dictionary of arrays."""
 
         def step(self, actions: Any) -> Any:
             *rest, infos = super().step(actions)
@@ -267,6 +267,10 @@ def vector_episodes(mode: str, count: int = 3, length: int = 0) -> Any:
                 final = infos.pop("final_obs")
                 if mode == "OldName":
                     infos["final_observation"] = final
+                    levels = infos.pop("final_info")["level"]
+                    infos["final_info"] = [
+                        None if obs is None else {"level": level} for obs, level in zip(final, levels, strict=True)
+                    ]
                 else:
                     ended = next(obs for obs in final if obs is not None)
                     infos["final_obs"] = {
@@ -282,6 +286,12 @@ def vector_episodes(mode: str, count: int = 3, length: int = 0) -> Any:
     if mode == "Unsaid":  # as Gymnasium 1.0
         env.metadata = {k: v for k, v in env.metadata.items() if k != "autoreset_mode"}
     return env
+
+
+def vector_cart_poles(render_mode: str | None = None) -> Any:
+    from gymnasium import make_vec
+
+    return make_vec("CartPole-v1", 2, vectorization_mode="sync", render_mode=render_mode)
 
 
 class Turns(Counter):
@@ -366,7 +376,7 @@ class Squad:
             self.agents.append("b")
         obs = {agent: self._observe(agent) for agent in {*played, *self.agents}}
         ends = {agent: over[agent] and not limit[agent] for agent in played}
-        return obs, rewards, ends, limit, {agent: {} for agent in played}
+        return obs, rewards, ends, limit, {agent: {"hits": 2 * self.count, "who": agent} for agent in played}
 
     def _observe(self, agent: str) -> Any:
         x = np.array([10 + self.episode, 10 + self.count, 7, 8][: 4 if agent == "b" else 2], np.float32)

@@ -35,13 +35,15 @@ _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at
   pronghorn envs                    environments that can be named here
   pronghorn doctor                  what this machine offers and what is missing
 
-`pronghorn COMMAND --help` explains each. Environments: doom:SCENARIO, atari:GAME, gym:ID, module.path:function.
+`pronghorn COMMAND --help` explains each. Environments: doom:SCENARIO, atari:GAME, envpool:ID, gym:ID,
+pettingzoo:FAMILY.GAME, module.path:function.
 """
 
 
 _EXTRAS = {
     "doom": "vizdoom",
     "atari": "ale-py",
+    "envpool": "envpool",
     "pettingzoo": "pettingzoo",
     "minigrid": "minigrid",
     "box2d": "box2d",

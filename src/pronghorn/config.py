@@ -47,7 +47,7 @@ class EnvConfig:
     id: Annotated[str, tyro.conf.Suppress] = ""
     """Name of the environment, or several joined by commas (one policy learns all of them)."""
     workers: Annotated[Auto[int], _AUTO_INT] = AUTO
-    """Worker processes (for atari: threads of the C++ environment)."""
+    """Worker processes (for atari and envpool: threads of the C++ environment)."""
     envs_per_worker: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Environments that each worker steps."""
     groups: Annotated[Auto[int], _AUTO_INT] = AUTO

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,9 +85,16 @@ def _kinds(config: Config, spec: EnvSpec, kind: str) -> list[str]:
         "vector-continuous": is_vector and spec.action.num_continuous > 0,
         "vector-image": is_vector and any(leaf.kind == "image" for leaf in spec.observation.values()),
         "vector-memory": is_vector and config.model.core not in (None, "none"),
-        "atari": any(name.startswith("atari:") for name in config.env_names),
+        "atari": _plays_atari(config, kind),
     }
     return [kind, *(name for name, applies in more.items() if applies)]
+
+
+def _plays_atari(config: Config, kind: str) -> bool:
+    """Of EnvPool's tasks with pixels, those of version 5 are the Atari games."""
+    names = config.env_names
+    through_envpool = kind == "pixels" and any(re.fullmatch(r"envpool:\w+-v5", name) for name in names)
+    return through_envpool or any(name.startswith("atari:") for name in names)
 
 
 def _default_minibatches(config: Config, kind: str) -> int:

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium import Env, spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from pronghorn.envs.contract import check_env
-from pronghorn.envworker.adapters import load
+from pronghorn.envworker.loading import load
 from pronghorn.errors import EnvError, MissingExtraError, SpaceError, UnknownEnvError, UsageError
 
 TOYS = str(Path(__file__).parents[1] / "toy_envs.py")
@@ -162,6 +163,88 @@ def broken_import():
     raise ModuleNotFoundError("No module named 'Box2D'", name="Box2D")
 
 
-def test_environments_of_several_rows_are_refused_in_words():
-    with pytest.raises(EnvError, match="has 3 rows; check_env checks environments of one row"):
-        check_env(f"{TOYS}:Squad")
+ALL_RULES = [
+    "the spaces have a flat form",
+    "spec names its observation leaves and its action",
+    "reset, step, render and close exist",
+    "observations fit their space in shape, dtype and bounds",
+    "rewards are finite numbers",
+    "flags are bools",
+    "declared info fields are numbers",
+    "an observation stays as it was when the next one comes",
+    "the same seed and actions give the same 20 steps",
+    "observation_space.contains() holds for what reset and step return",
+    "the last observation of an episode fits, and reset starts the next",
+]
+
+
+def walks(mode="NextStep", **methods):
+    """A vector environment of three good or faulty ones."""
+
+    def make():
+        return SyncVectorEnv([faulty(**methods)] * 3, autoreset_mode=AutoresetMode(mode))
+
+    return make
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_every_row_of_a_vector_environment_is_checked(mode):
+    assert check_env(walks(mode)) == ALL_RULES
+
+
+def test_every_agent_of_a_parallel_environment_is_checked():
+    assert check_env(f"{TOYS}:Squad") == ALL_RULES
+
+
+class Loud(load(f"{TOYS}:Squad")):
+    """'b' observes what its space does not hold."""
+
+    def _observe(self, agent):
+        return {"x": super()._observe(agent)["x"] + (900 if agent == "b" else 0)}
+
+
+class Early(load(f"{TOYS}:Squad")):
+    """'c' is there by chance."""
+
+    def reset(self, seed=None, options=None):
+        obs, infos = super().reset(seed, options)
+        self.agents = [agent for agent in self.agents if agent != "c" or next(CHANCE)]
+        return {agent: obs[agent] for agent in self.agents}, infos
+
+
+CHANCE = iter([True, False] * 100)
+
+
+def truncated_step(self, action):
+    obs, reward, over, _, info = Good.step(self, action)
+    return obs, reward, False, over, info
+
+
+def worse_second_reset(self, *, seed=None, options=None):
+    obs, info = Good.reset(self, seed=seed)
+    self.resets = getattr(self, "resets", 0) + 1
+    return obs if self.resets == 1 else np.full(2, 101.0, np.float32), info
+
+
+@pytest.mark.parametrize("make", [walks("SameStep", step=truncated_step, reset=worse_second_reset),
+                                  walks("Disabled", step=truncated_step, reset=worse_second_reset),
+                                  faulty(step=truncated_step, reset=worse_second_reset)])  # fmt: skip
+def test_the_first_observation_after_a_truncation_is_checked(make):
+    with pytest.raises(EnvError, match=r"leaf 'obs' spans \[101, 101\]"):
+        check_env(make)
+
+
+@pytest.mark.parametrize(
+    ("env", "match"),
+    [
+        (walks(observe=lambda self: np.full(2, 101.0, np.float32)), r"leaf 'obs' spans \[101, 101\]"),
+        (walks(observe=lambda self: RNG.uniform(-1, 1, 2).astype(np.float32)), "first observation differs in row 0"),
+        (walks(step=lambda self, a: (self.observe(), RNG.normal(), False, False, {})), "step 1 differs in row 0"),
+        (walks(step=lambda self, a: (self.observe(), np.inf, False, False, {})), "returned the rewards .*inf"),
+        (Loud, "leaf 'x' spans .* declared is"),
+        (Early, "the first observation differs in row 2"),
+    ],
+)
+def test_rules_broken_in_one_of_several_rows_are_named(env, match):
+    with pytest.raises(EnvError, match=match):
+        check_env(env)

@@ -6,13 +6,14 @@ import sys
 import numpy as np
 import pytest
 
-from pronghorn.envs.native import AtariPool, LaneState, rom_name
+from pronghorn.envs.lanes import LaneState
+from pronghorn.envs.native import AtariPool, rom_name
 from pronghorn.errors import ConfigError, EnvError, MissingExtraError, UnknownEnvError
 from pronghorn.types import Event
 
 ale_py = pytest.importorskip("ale_py")
 
-NO_CONTINUOUS = np.zeros((1, 0), np.float32)
+NO_CONTINUOUS = None
 
 
 @pytest.fixture
@@ -320,7 +321,7 @@ def test_misspelt_game_and_absent_package_are_two_errors(monkeypatch):
 
 
 def test_fewer_rows_than_games_is_an_error():
-    with pytest.raises(ConfigError, match="2 games need a row each"):
+    with pytest.raises(ConfigError, match="2 tasks need a row each"):
         AtariPool(["Pong", "Breakout"], 1)
 
 

@@ -48,8 +48,11 @@ def test_a_doom_scenario():
         ("zzzzzzzz", "`pronghorn envs` lists the names"),
         ("doom:", "'doom:' lacks the name"),
         ("dmlab:explore", "DeepMind Lab levels are not supported in this version"),
-        ("pettingzoo:pong", "PettingZoo games are not supported in this version"),
-        ("envpool:Pong-v5", "EnvPool environments are not supported in this version"),
+        ("pettingzoo:pistonball_v6", "no PettingZoo game 'pistonball_v6'. Did you mean: .*butterfly.pistonball_v6"),
+        ("pettingzoo:butterfly.pistonball", "Did you mean: pettingzoo:butterfly.pistonball_v6"),
+        ("pettingzoo:mpe.simple_spread_v3", "pip install mpe2, and name mpe2.simple_spread_v3:parallel_env"),
+        ("pettingzoo:", "Example: pettingzoo:butterfly.pistonball_v6"),
+        ("envpool:", "'envpool:' lacks the name behind the colon. Example: envpool:CartPole-v1"),
         ("no_such_module:make", "there is no module 'no_such_module' on the import path"),
         ("no/such/file.py:make", "there is no file .*no/such/file.py"),
         ("gym:no_such_package:Maze-v0", "no package 'no_such_package' to import"),
@@ -76,7 +79,9 @@ def test_atari_games_go_by_the_title_or_by_the_rom():
 
 @pytest.mark.parametrize(
     ("name", "module", "extra"),
-    [("doom:basic", "vizdoom", "doom"), ("atari:Pong", "ale_py", "atari"), ("gym:ALE/Pong-v5", "ale_py", "atari"),
+    [("doom:basic", "vizdoom", "doom"), ("atari:Pong", "ale_py", "atari"),
+     ("envpool:Pong-v5", "envpool", "envpool"), ("pettingzoo:sisl.pursuit_v5", "pettingzoo", "pettingzoo"),
+     ("gym:ALE/Pong-v5", "ale_py", "atari"),
      ("gym:MiniGrid-Empty-5x5-v0", "minigrid", "minigrid")],
 )  # fmt: skip
 @pytest.mark.case("ENV-10")
@@ -98,7 +103,7 @@ def test_looking_a_name_up_imports_neither_torch_nor_the_environment():
         "for name in sys.argv[1:]:\n    resolve(name, python='python')\n"
         "print([m for m in ('torch', 'vizdoom', 'ale_py', 'gymnasium', 'toy_envs') if m in sys.modules])"
     )
-    names = ["doom:basic", f"{TOYS}:Counter", "gym:CartPole-v1"]
+    names = ["doom:basic", "pettingzoo:sisl.pursuit_v5", f"{TOYS}:Counter", "gym:CartPole-v1"]
     result = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
 
@@ -197,7 +202,7 @@ def test_an_id_that_cannot_travel_is_refused_with_the_fix():
 
 def test_the_list_of_environments():
     names = {listing.name: listing for listing in list_envs()}
-    assert {"doom:basic", "gym:CartPole-v1"} <= set(names)
+    assert {"doom:basic", "gym:CartPole-v1", "envpool:<Id>"} <= set(names)
     assert names["gym:CartPole-v1"].extra == ""
     absent = registry.Listing("doom:x", "Walk.", "doom")
     assert str(absent).split(None, 1) == ["doom:x", "Walk.  (absent: pip install 'pronghorn-rl[doom]')"]
@@ -240,21 +245,44 @@ def test_an_atari_pool_from_a_config():
         make_pool(config("atari:Pong", args={"lifeloss": "true"}), seed=1, ordered=True)
 
 
+def test_a_game_of_pettingzoo_from_a_config():
+    """Two archers and two knights, who are rows of one environment."""
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pygame")
+    name = "pettingzoo:butterfly.knights_archers_zombies_v11"
+    assert name in {listing.name for listing in list_envs()}
+    env = make_env(config(name), seed=1, render=True)
+    try:
+        ready = env.receive()
+        assert ready.event.tolist() == [Event.FIRST] * 4
+        answer(env, ready)
+        assert env.receive().event.tolist() == [Event.STEP] * 4
+        assert env.render().shape == (720, 1280, 3)
+    finally:
+        env.close()
+
+
+def test_games_that_take_turns_are_not_listed():
+    pytest.importorskip("pettingzoo")
+    assert resolve("pettingzoo:classic.chess_v6").kind == "pettingzoo"  # known, but refused by the worker
+    assert "pettingzoo:classic.chess_v6" not in {listing.name for listing in list_envs()}
+
+
 def test_back_ends_do_not_mix():
     pytest.importorskip("ale_py")
     with pytest.raises(ConfigError, match="must share a back end"):
         make_pool(config(f"atari:Pong,{TOYS}:Counter"), seed=1, ordered=False)
 
 
+def answer(env, ready):
+    num = len(ready.rows)
+    env.pool.send(ready.rows, np.zeros((num, env.spec.action.num_discrete), np.int64), np.zeros((num, 0), np.float32))
+
+
 def test_a_single_environment_for_videos():
-    env = make_env(config(f"{TOYS}:Counter", args={"length": "2"}), seed=1)
+    env = make_env(config(f"{TOYS}:Counter", envs_per_worker=4, args={"length": "2"}), seed=1)
     try:
-        assert env.reset(5)["obs"].tolist() == [0.0]
-        for _ in range(2):
-            obs, reward, terminated, truncated, over, _ = env.step([0], [])
-        assert (obs["obs"].tolist(), reward, terminated, truncated, over) == ([0.0], 2.0, True, False, True)
-        assert env.reset(None)["obs"].tolist() == [0.0]
-        assert env.step([0], [])[1] == 1.0
+        assert env.receive().rows.tolist() == [0]
         assert env.render() is None
     finally:
         env.close()
@@ -263,7 +291,7 @@ def test_a_single_environment_for_videos():
 def test_a_single_environment_draws_when_asked():
     env = make_env(config("gym:CartPole-v1"), seed=1, render=True)
     try:
-        env.reset(1)
+        env.receive()
         assert env.render().shape == (400, 600, 3)
     finally:
         env.close()
@@ -279,7 +307,7 @@ def test_an_image_observation_stands_in_for_a_picture(tmp_path):
     )
     env = make_env(config(f"{tmp_path}/camera.py:Camera"), seed=1, render=True)
     try:
-        env.reset(1)
+        env.receive()
         frame = env.render()
         assert frame.shape == (20, 24, 3)
         assert np.all(frame == 9)  # the newest of the stack
@@ -290,9 +318,45 @@ def test_an_image_observation_stands_in_for_a_picture(tmp_path):
 def test_a_lost_single_environment_is_an_error():
     env = make_env(config(f"{TOYS}:Failing", args={"how": "kill", "at": "1"}), seed=1)
     try:
-        env.reset(1)
+        answer(env, env.receive())
         with pytest.raises(EnvError, match="was killed by SIGKILL"):
-            env.step([0], [])
+            env.receive()
     finally:
         env.close()
-    assert Event.LOST == 3
+
+
+def test_of_several_rows_what_the_environment_draws_is_shown():
+    env = make_env(config(f"{TOYS}:vector_cart_poles"), seed=1, render=True)
+    try:
+        ready = env.receive()
+        assert ready.rows.tolist() == [0, 1]
+        before = env.render()
+        answer(env, ready)
+        env.receive()
+        assert before.shape == (400, 600, 3)
+        assert (env.render() != before).any()
+    finally:
+        env.close()
+
+
+def test_the_picture_of_a_row_that_waits_stays(tmp_path):
+    """Next-step auto-reset: while the first row waits, its last image observation is shown."""
+    (tmp_path / "cameras.py").write_text(
+        "import numpy as np\nfrom gymnasium import Env, spaces\nfrom gymnasium.vector import SyncVectorEnv\n\n"
+        "class Camera(Env):\n"
+        "    observation_space, action_space = spaces.Box(0, 255, (20, 24, 3), np.uint8), spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n        self.t = 0\n        return self.see(), {}\n"
+        "    def step(self, action):\n        self.t += 1\n        return self.see(), 0.0, self.t == 2, False, {}\n"
+        "    def see(self):\n        return np.full((20, 24, 3), 10 * self.t, np.uint8)\n\n"
+        "def make():\n    return SyncVectorEnv([Camera, Camera])\n"
+    )
+    env = make_env(config(f"{tmp_path}/cameras.py:make"), seed=1, render=True)
+    shown = []
+    try:
+        for _ in range(5):
+            ready = env.receive()
+            shown.append(int(env.render()[0, 0, 0]))
+            answer(env, ready)
+    finally:
+        env.close()
+    assert shown == [0, 10, 10, 0, 10]

@@ -173,6 +173,7 @@ def test_every_auto_reset_mode_gives_the_transitions_of_a_plain_environment(star
         assert found[row] == stream(alone, 40)[0][0]
         lengths = [record["length"] for record in records if record["row"] == row]
         assert lengths == [1 + (n + row % 3) % 4 for n in range(len(lengths))]
+    assert all(record["level"] == record["length"] for record in records)  # of the last step, not of the reset
 
 
 @pytest.mark.case("LOG-02")

@@ -75,9 +75,9 @@ def trainer(tmp_path):
 
 
 def test_event_numbers_are_those_of_the_trainer():
-    adapters = protocol.adapters
-    assert (adapters.FIRST, adapters.STEPPED) == (Event.FIRST, Event.STEP)
-    assert (adapters.LAST, adapters.INACTIVE) == (Event.LAST, Event.INACTIVE)
+    numbers = protocol.many_rows
+    assert (numbers.FIRST, numbers.STEPPED) == (Event.FIRST, Event.STEP)
+    assert (numbers.LAST, numbers.INACTIVE) == (Event.LAST, Event.INACTIVE)
 
 
 def test_a_whole_conversation(trainer):

@@ -11,15 +11,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pronghorn.envs.process import typed_error
 from pronghorn.envs.registry import resolve
-from pronghorn.envworker import adapters, spaces
+from pronghorn.envworker import building, loading, spaces
 from pronghorn.errors import EnvError, UsageError
+from pronghorn.types import Event
 
 Step = tuple[dict[str, NDArray[Any]], float, bool, bool, bool, Any]
 NUM_STEPS = 20
@@ -28,8 +29,9 @@ NUM_STEPS = 20
 def check_env(make: str | Callable[[], Any], *, seed: int = 0, num_steps: int = NUM_STEPS) -> list[str]:
     """Check one environment against the contract and return the rules that it keeps, in order.
 
-    make: a name (`doom:basic`, `module:function`), or a function that builds a Gymnasium or flat environment. It
-        is called twice.
+    make: a name (`doom:basic`, `module:function`), or a function that builds a Gymnasium environment or vector
+        environment, a PettingZoo parallel environment, or a flat one. It is called twice. Of several rows, each is
+        checked.
     num_steps: random steps that each of the two environments takes.
 
     Raises EnvError (SpaceError, UnknownEnvError, MissingExtraError) at the first rule that is broken, with the
@@ -43,15 +45,12 @@ def _checked(make: str | Callable[[], Any], seed: int, num_steps: int) -> list[s
     passed: list[str] = []
     first, second = _build(make), _build(make)
     try:
-        if first.spec.get("rows_per_env", 1) != 1:
-            has = f"{first.spec['name']} has {first.spec['rows_per_env']} rows"
-            raise EnvError(f"{has}; check_env checks environments of one row. Give what makes one of them.")
         passed += ["the spaces have a flat form", *_check_spec(first)]
-        recording = _play(first, seed, num_steps)
-        passed += _check_recording(first, recording)
-        passed += _check_seeding(recording, _play(second, seed, num_steps))
+        recordings = _play(_played(first), seed, num_steps)
+        passed += _check_recordings(first, recordings)
+        passed += _check_seeding(recordings, _play(_played(second), seed, num_steps), num_steps)
         passed += _check_raw(first, seed)
-        passed += _check_episode_end(first, seed)
+        passed += _check_episode_end(_played(first), seed)
     finally:
         first.close()
         second.close()
@@ -76,7 +75,7 @@ def _translated(call: Callable[[], Any]) -> Any:
     """call(), with the worker-side errors turned into ours."""
     try:
         return call()
-    except (spaces.ContractBroken, adapters.NotFound, adapters.PackageMissing) as error:
+    except (spaces.ContractBroken, loading.NotFound, loading.PackageMissing) as error:
         raise typed_error(error.code, str(error), vars(error)) from error
 
 
@@ -85,8 +84,8 @@ def _build(make: str | Callable[[], Any]) -> Any:
         env = resolve(make)
         if env.backend != "worker":
             raise UsageError(f"check_env: {make} is not an environment of worker processes; there is nothing to check.")
-        return _translated(lambda: adapters.make(env.kind, env.target, env.kwargs, env.options))
-    return _translated(lambda: adapters.flat(make(), getattr(make, "__name__", "the function")))
+        return _translated(lambda: building.make(env.kind, env.target, env.kwargs, env.options))
+    return _translated(lambda: building.flat(make(), getattr(make, "__name__", "the function")))
 
 
 def _actions(spec: dict[str, Any], rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -96,39 +95,92 @@ def _actions(spec: dict[str, Any], rng: np.random.Generator) -> tuple[NDArray[np
     return discrete, (low + (high - low) * rng.random(len(low), dtype=np.float32)).astype(np.float32)
 
 
-def _play(env: Any, seed: int, num_steps: int) -> list[Step]:
-    """The first observation (as a step without reward) and `num_steps` random steps, resetting where needed."""
-    rng = np.random.default_rng(seed)
-    obs = _translated(lambda: env.reset(seed))
-    record: list[Step] = [(obs, 0.0, False, False, False, {})]
-    for _ in range(num_steps):
-        step = _translated(lambda: env.step(*_actions(env.spec, rng)))
-        record.append(step)
+class _Played(Protocol):
+    """An environment of any number of rows, stepped at random: a step a row, None for a row with nothing to record."""
+
+    spec: dict[str, Any]
+
+    def reset(self, seed: int) -> list[Step | None]:
+        """The first observations, as steps without reward."""
+
+    def step(self, rng: np.random.Generator) -> list[Step | None]:
+        """Random actions in every row; observations are the last of their episode where that is known."""
+
+
+def _played(env: Any) -> _Played:
+    return _OneRow(env) if env.spec.get("rows_per_env", 1) == 1 else _ManyRows(env)
+
+
+class _OneRow:
+    def __init__(self, env: Any) -> None:
+        self.env, self.spec = env, env.spec
+
+    def reset(self, seed: int) -> list[Step | None]:
+        return [(_translated(lambda: self.env.reset(seed)), 0.0, False, False, False, {})]
+
+    def step(self, rng: np.random.Generator) -> list[Step | None]:
+        step = _translated(lambda: self.env.step(*_actions(self.spec, rng)))
         if step[4]:
-            _translated(lambda: env.reset(None))
-    return record
+            _check_obs(self.spec["observation"], _translated(lambda: self.env.reset(None)))
+        return [step]
+
+
+class _ManyRows:
+    """See envworker/many_rows.py. It resets its rows itself, so the next episodes' observations are checked here."""
+
+    def __init__(self, env: Any) -> None:
+        self.env, self.spec = env, env.spec
+
+    def reset(self, seed: int) -> list[Step | None]:
+        return self._rows(_translated(lambda: self.env.reset(seed)))
+
+    def step(self, rng: np.random.Generator) -> list[Step | None]:
+        actions = [_actions(self.spec, rng) for _ in range(self.spec["rows_per_env"])]
+        discrete, continuous = (np.stack(part) for part in zip(*actions, strict=True))
+        return self._rows(_translated(lambda: self.env.step(discrete, continuous)))
+
+    def _rows(self, step: Any) -> list[Step | None]:
+        return [self._row(step, row) for row in range(self.spec["rows_per_env"])]
+
+    def _row(self, step: Any, row: int) -> Step | None:
+        if step.event[row] == Event.INACTIVE:
+            return None
+        obs = {name: leaf[row] for name, leaf in step.obs.items()}
+        if step.truncated[row]:  # only there the last observation is known
+            _check_obs(self.spec["observation"], obs)
+            obs = {name: leaf[row] for name, leaf in step.final_obs.items()}
+        flags = step.terminated[row], step.truncated[row], step.episode_over[row]
+        return obs, step.reward[row], *flags, {name: column[row] for name, column in step.info.items()}
+
+
+def _play(env: _Played, seed: int, num_steps: int) -> list[list[Step]]:
+    """A recording of each row: its first observation (as a step without reward) and what `num_steps` steps gave it."""
+    rng = np.random.default_rng(seed)
+    times = [env.reset(seed), *(env.step(rng) for _ in range(num_steps))]
+    return [[step for step in row if step is not None] for row in zip(*times, strict=True)]
 
 
 def _check_spec(env: Any) -> list[str]:
     rule = "spec names its observation leaves and its action"
     for key in ("observation", "action"):
         if not isinstance(env.spec.get(key), dict):
-            raise _broken(rule, f"spec has no '{key}'", "See envworker/adapters.py for the form of a spec.")
+            raise _broken(rule, f"spec has no '{key}'", "See envworker/building.py for the form of a spec.")
     missing = [name for name in ("reset", "step", "render", "close") if not callable(getattr(env, name, None))]
     if missing:
         raise _broken("reset, step, render and close exist", f"{missing} are missing", "Add them.")
     return [rule, "reset, step, render and close exist"]
 
 
-def _check_recording(env: Any, recording: list[Step]) -> list[str]:
-    for obs, reward, terminated, truncated, over, info in recording:
-        _check_obs(env.spec["observation"], obs)
-        _check_reward(reward)
-        for name, flag in (("terminated", terminated), ("truncated", truncated), ("episode_over", over)):
-            if not isinstance(flag, (bool, np.bool_)):
-                raise _broken("flags are bools", f"{name} is {flag!r}", "Return True or False.")
-        _check_info(env.spec, info)
-    _check_aliasing(recording)
+def _check_recordings(env: Any, recordings: list[list[Step]]) -> list[str]:
+    for recording in recordings:
+        for obs, reward, terminated, truncated, over, info in recording:
+            _check_obs(env.spec["observation"], obs)
+            _check_reward(reward)
+            for name, flag in (("terminated", terminated), ("truncated", truncated), ("episode_over", over)):
+                if not isinstance(flag, (bool, np.bool_)):
+                    raise _broken("flags are bools", f"{name} is {flag!r}", "Return True or False.")
+            _check_info(env.spec, info)
+        _check_aliasing(recording)
     return [
         "observations fit their space in shape, dtype and bounds",
         "rewards are finite numbers",
@@ -185,22 +237,30 @@ def _check_aliasing(recording: list[Step]) -> None:
                 )
 
 
-def _check_seeding(one: list[Step], other: list[Step]) -> list[str]:
-    rule = f"the same seed and actions give the same {len(one) - 1} steps"
-    for index, (a, b) in enumerate(zip(one, other, strict=True)):
-        same = all(np.array_equal(a[0][name], b[0][name]) for name in a[0]) and a[1:5] == b[1:5]
-        if not same:
+def _check_seeding(ones: list[list[Step]], others: list[list[Step]], num_steps: int) -> list[str]:
+    rule = f"the same seed and actions give the same {num_steps} steps"
+    for row, (one, other) in enumerate(zip(ones, others, strict=True)):
+        index = _first_difference(one, other)
+        if index is not None:
             where = "the first observation differs" if index == 0 else f"step {index} differs"
+            of_row = f" in row {row}" if len(ones) > 1 else ""
             raise _broken(
                 rule,
-                f"{where} between two environments that were reset with one seed",
+                f"{where}{of_row} between two environments that were reset with one seed",
                 "Draw every random number from self.np_random, and call super().reset(seed=seed) in reset().",
             )
     return [rule]
 
 
+def _first_difference(one: list[Step], other: list[Step]) -> int | None:
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a[1:5] != b[1:5] or not all(np.array_equal(a[0][name], b[0][name]) for name in a[0]):
+            return index
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
 def _check_raw(env: Any, seed: int) -> list[str]:
-    """Rules on what a Gymnasium environment itself returns, before our adapter has mended it."""
+    """Rules on what an environment of Gymnasium or PettingZoo itself returns, before our adapter has mended it."""
     raw = getattr(env, "env", None)
     if raw is None or not hasattr(raw, "observation_space"):
         return []
@@ -208,11 +268,25 @@ def _check_raw(env: Any, seed: int) -> list[str]:
     obs, _ = raw.reset(seed=seed)
     for name in ("reset", "step"):
         if name == "step":
-            obs = raw.step(raw.action_space.sample())[0]
-        if not raw.observation_space.contains(obs):
-            seen = f"{name}() gave {_summary(obs)}, the space is {raw.observation_space}"
-            raise _broken(rule, seen, "Mend the space or the observation.")
+            obs = raw.step(_sample(raw))[0]
+        for space, part in _observed(raw, obs):
+            if not space.contains(part):
+                seen = f"{name}() gave {_summary(part)}, the space is {space}"
+                raise _broken(rule, seen, "Mend the space or the observation.")
     return [rule]
+
+
+def _sample(raw: Any) -> Any:
+    if hasattr(raw, "possible_agents"):
+        return {agent: raw.action_space(agent).sample() for agent in raw.agents}
+    return raw.action_space.sample()
+
+
+def _observed(raw: Any, obs: Any) -> list[tuple[Any, Any]]:
+    """(space, observation) of what was observed: whole, or of each agent."""
+    if hasattr(raw, "possible_agents"):
+        return [(raw.observation_space(agent), part) for agent, part in obs.items()]
+    return [(raw.observation_space, obs)]
 
 
 def _summary(obs: Any) -> str:
@@ -221,18 +295,18 @@ def _summary(obs: Any) -> str:
     return repr(obs) if sys.getsizeof(obs) < 500 else type(obs).__name__
 
 
-def _check_episode_end(env: Any, seed: int, max_steps: int = 2000) -> list[str]:
-    """Play to one episode's end, if one comes, and reset after it."""
+def _check_episode_end(env: _Played, seed: int, max_steps: int = 2000) -> list[str]:
+    """Play to one episode's end, if one comes; the reset after it is part of the step."""
     rng = np.random.default_rng(seed + 1)
-    _translated(lambda: env.reset(seed))
+    env.reset(seed)
     for _ in range(max_steps):
-        obs, _, terminated, truncated, over, _ = _translated(lambda: env.step(*_actions(env.spec, rng)))
-        _check_obs(env.spec["observation"], obs)
-        if over and not (terminated or truncated):
-            raise _broken(
-                "an episode that is over was terminated or truncated", "it was neither", "Set one of the flags."
-            )
-        if over:
-            _check_obs(env.spec["observation"], _translated(lambda: env.reset(None)))
+        steps = [step for step in env.step(rng) if step is not None]
+        for obs, _, terminated, truncated, over, _ in steps:
+            _check_obs(env.spec["observation"], obs)
+            if over and not (terminated or truncated):
+                raise _broken(
+                    "an episode that is over was terminated or truncated", "it was neither", "Set one of the flags."
+                )
+        if any(step[4] for step in steps):
             return ["the last observation of an episode fits, and reset starts the next"]
     return [f"no episode ended within {max_steps} steps: its end was not checked"]

@@ -10,6 +10,7 @@ import difflib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -22,17 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronghorn.envs.workers import ResolvedEnv, WorkerPool
-from pronghorn.envworker.adapters import PLUGINS, unknown_id
+from pronghorn.envworker.loading import PLUGINS, unknown_id
 from pronghorn.errors import ConfigError, EnvError, MissingExtraError, UnknownEnvError, UsageError
 from pronghorn.types import Event, Pool, Ready
 
 if TYPE_CHECKING:
     from pronghorn.config import Config
 
-Observation = dict[str, NDArray[Any]]
 ADAPTER_PREFIX = "adapter."  # arguments for our adapter, not for the environment: adapter.frame_skip
-_PLANNED = {"dmlab": "DeepMind Lab levels", "pettingzoo": "PettingZoo games", "envpool": "EnvPool environments"}
-_EXAMPLES = {"doom": "doom:basic", "atari": "atari:Pong", "gym": "gym:CartPole-v1"}
+_PLANNED = {"dmlab": "DeepMind Lab levels"}
+_EXAMPLES = {"doom": "doom:basic", "atari": "atari:Pong", "gym": "gym:CartPole-v1", "envpool": "envpool:CartPole-v1",
+             "pettingzoo": "pettingzoo:butterfly.pistonball_v6"}  # fmt: skip
 _registered: dict[str, str] = {}  # the one registry of the package: name -> 'module:function'
 
 
@@ -91,7 +92,7 @@ def resolve(
     *,
     python: str | None = None,
 ) -> ResolvedEnv:
-    """What to build for a name. kwargs go to the environment, options to our adapter (adapters.GYM_OPTIONS).
+    """What to build for a name. kwargs go to the environment, options to our adapter (building.GYM_OPTIONS).
 
     python: another interpreter that will run it; what is installed there is not looked up here.
     Raises UnknownEnvError with the nearest names, MissingExtraError with the extra to install.
@@ -112,6 +113,12 @@ def resolve(
         return ResolvedEnv(name, "worker", "doom", _doom_scenario(target, here), kwargs, options)
     if prefix == "atari":
         return ResolvedEnv(name, "atari", "atari", _atari_game(target), kwargs, options)
+    if prefix == "envpool":
+        if not _installed("envpool"):  # its ids are known only once it is imported, which takes seconds
+            raise MissingExtraError("envpool", "envpool", name)
+        return ResolvedEnv(name, "envpool", "envpool", target, kwargs, options)
+    if prefix == "pettingzoo":
+        return ResolvedEnv(name, "worker", "pettingzoo", _pettingzoo_game(target, here), kwargs, options)
     if prefix == "gym":
         extra_options = _gym_registration(target) if here else {}
         return ResolvedEnv(name, "worker", "gym", target, kwargs, {**options, **extra_options})
@@ -167,6 +174,30 @@ def _atari_games() -> list[str]:
 
 def _atari_name(rom: str) -> str:
     return "atari:" + "".join(word.capitalize() for word in rom.split("_"))
+
+
+def _pettingzoo_game(target: str, here: bool) -> str:
+    if not here:
+        return target
+    games = _pettingzoo_games()
+    if not games:
+        raise MissingExtraError("pettingzoo", "pettingzoo", f"pettingzoo:{target}")
+    if target in games:
+        return target
+    if target.startswith("mpe."):
+        fix = f"They are a package of their own now: pip install mpe2, and name mpe2.{target[4:]}:parallel_env."
+        raise UnknownEnvError(f"'pettingzoo:{target}': PettingZoo has no more mpe games. {fix}")
+    near = _near("pettingzoo:" + target, ["pettingzoo:" + game for game in games])
+    raise UnknownEnvError(f"there is no PettingZoo game '{target}'{near}")
+
+
+def _pettingzoo_games() -> dict[str, bool]:
+    """Games by family and versioned name, from the installed files; whether their agents act at the same time."""
+    spec = importlib.util.find_spec("pettingzoo")
+    places = spec.submodule_search_locations if spec is not None else None
+    files = [path for place in places or () for path in sorted(Path(place).glob("*/*_v*.py"))]
+    versioned = [path for path in files if re.fullmatch(r"\w+_v\d+", path.stem)]
+    return {f"{path.parent.name}.{path.stem}": "parallel_env" in path.read_text() for path in versioned}
 
 
 def _installed(module: str) -> bool:
@@ -241,10 +272,15 @@ def list_envs() -> list[Listing]:
     doom_extra = "" if _installed("vizdoom") else "doom"
     found = [Listing(name, f"registered: {target}") for name, target in _registered.items()]
     found += [Listing("doom:" + name, scenario.summary, doom_extra) for name, scenario in SCENARIOS.items()]
-    games = _atari_games()
-    found += [Listing(_atari_name(game), "Atari 2600, 84 x 84 grey, 4 frames") for game in games]
-    if not games:
+    roms = _atari_games()
+    found += [Listing(_atari_name(rom), "Atari 2600, 84 x 84 grey, 4 frames") for rom in roms]
+    if not roms:
         found.append(Listing("atari:<Game>", "Atari 2600, 84 x 84 grey, 4 frames", "atari"))
+    found.append(Listing("envpool:<Id>", "EnvPool (C++)", "" if _installed("envpool") else "envpool"))
+    games = _pettingzoo_games()
+    found += [Listing("pettingzoo:" + game, "PettingZoo, parallel") for game, parallel in games.items() if parallel]
+    if not games:
+        found.append(Listing("pettingzoo:<family>.<game>", "PettingZoo, parallel", "pettingzoo"))
     for gym_id, spec in gymnasium.registry.items():
         if isinstance(spec.entry_point, str) and "/" not in gym_id:
             found.append(Listing("gym:" + gym_id, "Gymnasium", _gym_extra(spec.entry_point)))
@@ -275,8 +311,8 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
     backends = sorted({one.backend for one in resolved})
     if len(backends) > 1:
         raise ConfigError("env.id", env.id, "tasks of one run must share a back end", f"Choose one of: {backends}.")
-    if backends == ["atari"]:
-        return _atari_pool(config, resolved, seed=seed, ordered=ordered)
+    if backends[0] in _NATIVE:
+        return _NATIVE[backends[0]](config, resolved, seed, ordered, False)
     return WorkerPool(
         resolved,
         num_workers=env.workers,
@@ -293,7 +329,8 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
     )
 
 
-def _atari_pool(config: Config, resolved: list[ResolvedEnv], *, seed: int, ordered: bool) -> Pool:
+def _atari_pool(config: Config, resolved: list[ResolvedEnv], seed: int, ordered: bool, render: bool) -> Pool:
+    """render: changes nothing, as the observations are pictures."""
     from pronghorn.envs.native import AtariPool
 
     kwargs, options = _arguments(config)
@@ -313,6 +350,32 @@ def _atari_pool(config: Config, resolved: list[ResolvedEnv], *, seed: int, order
         **kwargs,
     )
     return pool
+
+
+def _envpool_pool(config: Config, resolved: list[ResolvedEnv], seed: int, ordered: bool, render: bool) -> Pool:
+    """ordered: changes nothing, as there is one order."""
+    from pronghorn.envs.envpool import EnvPoolPool
+
+    kwargs, options = _arguments(config)
+    known = ("obs_keys", "image_layout", "info")
+    for name in options:
+        if name not in known:
+            fix = f"It has: {', '.join(known)}."
+            raise ConfigError("env.args", ADAPTER_PREFIX + name, "EnvPool has no such option of the adapter", fix)
+    pool: Pool = EnvPoolPool(
+        [one.target for one in resolved],
+        config.env.workers * config.env.envs_per_worker,
+        num_threads=config.env.workers,
+        num_groups=config.env.groups,
+        seed=seed,
+        render=render,
+        options=options,
+        settings=kwargs,
+    )
+    return pool
+
+
+_NATIVE = {"atari": _atari_pool, "envpool": _envpool_pool}  # back ends that run in this process
 
 
 def _arguments(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -337,75 +400,53 @@ def _value(text: Any) -> Any:
         return text
 
 
-class SingleEnv:
-    """One environment of a pool in the form of a flat environment (adapters.py): for videos and for watching.
+class ShownEnv:
+    """A pool of one environment that can be looked at: for videos and for watching.
 
-    It lives in a worker of its own, as in training: in the interpreter asked for, and away from this directory.
+    It lives in a worker of its own, as in training: in the interpreter asked for, and away from this directory. Of
+    an environment of several rows it shows what that draws: the first row of a vector environment, all agents of a
+    parallel one.
     """
 
     def __init__(self, pool: Pool) -> None:
         self.pool, self.spec = pool, pool.spec
-        self._obs: Observation | None = None
-        if pool.num_rows != 1:
-            pool.close()
-            raise EnvError(
-                f"{pool.spec.name}: videos and watching need an environment of one row; this one has {pool.num_rows}. "
-                "Name a function that makes a single environment."
-            )
+        self._image: NDArray[np.uint8] | None = None
 
-    def reset(self, seed: int | None = None) -> Observation:
-        """The first observation of the next episode (after an episode's end the pool has reset already)."""
-        if seed is not None:
-            self.pool.reseed(seed)
-        elif self._obs is not None:
-            return self._obs
-        return self._copied(self._receive())
-
-    def step(
-        self, discrete: Any, continuous: Any
-    ) -> tuple[dict[str, NDArray[Any]], float, bool, bool, bool, dict[str, Any]]:
-        """As a flat environment, but after an episode's end obs is the next episode's first."""
-        rows = np.zeros(1, np.int64)
-        self.pool.send(rows, np.asarray(discrete, np.int64)[None], np.asarray(continuous, np.float32)[None])
-        ready = self._receive()
-        flags = (bool(ready.terminated[0]), bool(ready.truncated[0]), bool(ready.episode_over[0]))
-        return self._copied(ready), float(ready.reward[0]), *flags, {}
+    def receive(self) -> Ready:
+        """All rows, to be answered by `pool.send`. Raises EnvError when the environment was lost."""
+        ready = self.pool.recv(600.0)
+        if ready is None or (ready.event == Event.LOST).any():
+            raise EnvError(f"{self.spec.name}: the environment was lost")
+        self._image = self._image_observation(ready)
+        return ready
 
     def render(self) -> NDArray[np.uint8] | None:
-        """The environment's picture, or its image observation where the back end draws none."""
+        """The environment's picture, or its first row's image observation where the back end draws none."""
         render = getattr(self.pool, "render", None)
         frame: NDArray[np.uint8] | None = render(0) if render is not None else None
-        return frame if frame is not None else self._image_observation()
+        return frame if frame is not None else self._image
 
-    def _image_observation(self) -> NDArray[np.uint8] | None:
+    def _image_observation(self, ready: Ready) -> NDArray[np.uint8] | None:
+        if ready.event[0] == Event.INACTIVE:
+            return self._image
         for name, leaf in self.spec.observation.items():
-            if leaf.kind == "image" and self._obs is not None:
-                image = self._obs[name] if leaf.layout == "hwc" else np.moveaxis(self._obs[name], 0, -1)
+            if leaf.kind == "image":
+                image = ready.obs[name][0] if leaf.layout == "hwc" else np.moveaxis(ready.obs[name][0], 0, -1)
                 # A frame stack shows its newest frame.
-                return image if image.shape[-1] == 3 else np.repeat(image[..., -1:], 3, axis=-1)
+                return image.copy() if image.shape[-1] == 3 else np.repeat(image[..., -1:], 3, axis=-1)
         return None
 
     def close(self) -> None:
         self.pool.close()
 
-    def _receive(self) -> Ready:
-        ready = self.pool.recv(600.0)
-        if ready is None or ready.event[0] == Event.LOST:
-            raise EnvError(f"{self.spec.name}: the environment was lost")
-        return ready
 
-    def _copied(self, ready: Ready) -> Observation:
-        self._obs = {name: array[0].copy() for name, array in ready.obs.items()}
-        return self._obs
-
-
-def make_env(config: Config, *, seed: int, render: bool = False) -> SingleEnv:
+def make_env(config: Config, *, seed: int, render: bool = False) -> ShownEnv:
     """One environment of the config's first task. render: have it draw pictures."""
     name = config.env_names[0]
     kwargs, options = _arguments(config)
     resolved = resolve(name, kwargs, options, python=config.env.python or None)
-    if resolved.backend == "atari":
-        return SingleEnv(_atari_pool(_one_row(config), [resolved], seed=seed, ordered=False))
+    if resolved.backend in _NATIVE:
+        return ShownEnv(_NATIVE[resolved.backend](_one_row(config), [resolved], seed, False, render))
     if render:
         resolved = resolve(name, kwargs, {**options, "render": True}, python=config.env.python or None)
     pool = WorkerPool(
@@ -413,7 +454,7 @@ def make_env(config: Config, *, seed: int, render: bool = False) -> SingleEnv:
         python=config.env.python or None, step_timeout_s=config.env.step_timeout_s,
         start_timeout_s=config.env.start_timeout_s,
     )  # fmt: skip
-    return SingleEnv(pool)
+    return ShownEnv(pool)
 
 
 def _one_row(config: Config) -> Config:

@@ -50,8 +50,8 @@ _CLOSE_WAIT_S = 1.0
 class ResolvedEnv:
     """What a back end needs to build one environment; `registry.resolve` makes it from a name.
 
-    backend: 'worker' (a process of ours) or 'atari' (ale-py's vector environment).
-    kind, target, kwargs, options: the arguments of `envworker.adapters.make`.
+    backend: 'worker' (a process of ours), 'atari' (ale-py's vector environment) or 'envpool'.
+    kind, target, kwargs, options: the arguments of `envworker.building.make`.
     """
 
     name: str

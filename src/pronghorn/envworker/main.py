@@ -27,6 +27,8 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
+import importlib.util
 import json
 import mmap
 import os
@@ -42,29 +44,28 @@ import numpy as np
 PRIVATE_PACKAGE = "pronghorn_envworker"  # its presence tells that this process is a worker
 
 
-def _siblings() -> Any:
-    """The adapters next to this file, as a private package when the file was started by its path."""
-    import importlib
-    import importlib.util
-
+def _package() -> str:
+    """Name of the package of the files next to this one: a private one when this file was started by its path."""
     if __package__:
-        return importlib.import_module(".adapters", __package__)
+        return __package__
     here = os.path.dirname(os.path.abspath(__file__))
     # Python put this directory first on the path, where 'spaces' or 'doom' would hide the user's own modules.
     sys.path[:] = [p for p in sys.path if os.path.abspath(p) != here]
-    name = PRIVATE_PACKAGE
     spec = importlib.util.spec_from_file_location(
-        name, os.path.join(here, "__init__.py"), submodule_search_locations=[here]
+        PRIVATE_PACKAGE, os.path.join(here, "__init__.py"), submodule_search_locations=[here]
     )
     assert spec is not None
     assert spec.loader is not None
     package = importlib.util.module_from_spec(spec)
-    sys.modules[name] = package
+    sys.modules[PRIVATE_PACKAGE] = package
     spec.loader.exec_module(package)
-    return importlib.import_module(name + ".adapters")
+    return PRIVATE_PACKAGE
 
 
-adapters = _siblings()
+_PACKAGE = _package()
+building = importlib.import_module(_PACKAGE + ".building")
+many_rows = importlib.import_module(_PACKAGE + ".many_rows")
+spaces = importlib.import_module(_PACKAGE + ".spaces")
 
 HEADER = struct.Struct("=BBHI")
 FRAME_SHAPE = struct.Struct("=III")
@@ -136,7 +137,7 @@ class MaskCheck:
         nothing &= np.reshape(acts, (-1, 1) if nothing.ndim == 2 else ())
         if nothing.any():
             *row, factor = np.argwhere(nothing)[0].tolist()
-            raise adapters.ContractBroken(
+            raise spaces.ContractBroken(
                 "'%s' allows nothing in factor %d after step %s of the episode; a row that acts needs a choice"
                 % (self._name, factor, episode_steps[row[0]] if row else episode_steps)
             )
@@ -160,7 +161,7 @@ class SingleRow:
         self._check_mask(obs, 0)
         self._write(self._views[slot], obs)
         a, row = self.arrays, self.row
-        a.event[row], a.reward[row] = adapters.FIRST, 0.0
+        a.event[row], a.reward[row] = many_rows.FIRST, 0.0
         a.terminated[row] = a.truncated[row] = a.episode_over[row] = False
         a.info[row] = np.nan
 
@@ -179,7 +180,7 @@ class SingleRow:
             obs = self._reset(None)
         self._check_mask(obs, self.episode_steps)
         self._write(self._views[slot], obs)
-        a.event[row] = adapters.LAST if terminated or truncated else adapters.STEPPED
+        a.event[row] = many_rows.LAST if terminated or truncated else many_rows.STEPPED
         a.reward[row] = _finite_reward(reward)
         a.terminated[row], a.truncated[row], a.episode_over[row] = terminated, truncated, over
         for column, name in self.info:
@@ -199,7 +200,7 @@ class SingleRow:
         for name, view in views:
             value = obs[name]
             if value.shape != view.shape[1:]:  # assignment would broadcast it silently
-                raise adapters.ContractBroken(
+                raise spaces.ContractBroken(
                     "observation leaf '%s' has shape %s; the spec declares %s" % (name, value.shape, view.shape[1:])
                 )
             _require_finite(name, value)
@@ -207,7 +208,7 @@ class SingleRow:
 
 
 class ManyRows:
-    """One environment of several rows (`adapters.GymnasiumVectorEnv`, `ParallelEnv`), and their rows of the map."""
+    """One environment of several rows (`many_rows.RowsEnv`), and their rows of the map."""
 
     def __init__(self, env: Any, row: int, arrays: Arrays, info: Sequence[str]) -> None:
         self.env, self.arrays, self.info = env, arrays, list(info)
@@ -227,23 +228,23 @@ class ManyRows:
         a, rows = self.arrays, self.rows
         step = self.env.step(a.discrete[rows].copy(), a.continuous[rows].copy())
         self.total_steps += 1
-        moved = (step.event == adapters.STEPPED) | (step.event == adapters.LAST)
+        moved = (step.event == many_rows.STEPPED) | (step.event == many_rows.LAST)
         self.episode_return[moved] += step.reward[moved]
         self.episode_steps[moved] += 1
         self._put(step, slot)
-        for i in np.flatnonzero(step.episode_over):
-            length, total = int(self.episode_steps[i]), float(self.episode_return[i])
-            records.append({"row": rows.start + int(i), "length": length, "return": total})
-        begins = step.episode_over | (step.event == adapters.FIRST)
+        for i in np.flatnonzero(step.episode_over).tolist():
+            counted = {"length": int(self.episode_steps[i]), "return": float(self.episode_return[i])}
+            records.append(dict(step.stats.get(i, {}), row=rows.start + i, **counted))
+        begins = step.episode_over | (step.event == many_rows.FIRST)
         self.episode_return[begins], self.episode_steps[begins] = 0.0, 0
 
     def _put(self, step: Any, slot: int) -> None:
         """Write a VectorStep into the map."""
         a, rows = self.arrays, self.rows
-        self._check_mask(step.obs, self.episode_steps, step.event != adapters.INACTIVE)
+        self._check_mask(step.obs, self.episode_steps, step.event != many_rows.INACTIVE)
         if step.truncated.any():
             self._write(a.final_obs, step.final_obs, step.truncated)
-        self._write(a.obs, step.obs, step.event != adapters.INACTIVE, slot)
+        self._write(a.obs, step.obs, step.event != many_rows.INACTIVE, slot)
         a.reward[rows], a.event[rows] = _finite_reward(step.reward), step.event
         a.terminated[rows], a.truncated[rows], a.episode_over[rows] = step.terminated, step.truncated, step.episode_over
         for column, name in enumerate(self.info):
@@ -254,7 +255,7 @@ class ManyRows:
         for name, array in arrays.items():
             view = array[self.rows] if slot is None else array[slot, self.rows]
             if obs[name].shape != view.shape:  # assignment would broadcast it silently
-                raise adapters.ContractBroken(
+                raise spaces.ContractBroken(
                     "observation leaf '%s' has shape %s; the spec declares %s" % (name, obs[name].shape, view.shape)
                 )
             _require_finite(name, obs[name][used])
@@ -266,7 +267,7 @@ def _finite_reward(reward: Any) -> Any:
     with np.errstate(over="ignore"):
         small = np.float32(reward)
     if not np.isfinite(small).all():
-        raise adapters.ContractBroken("the reward %r is not a finite float32; scale it down" % (reward,))
+        raise spaces.ContractBroken("the reward %r is not a finite float32; scale it down" % (reward,))
     return small
 
 
@@ -274,7 +275,7 @@ def _require_finite(name: str, value: Any) -> None:
     """One NaN would spread through the network to every weight."""
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         shown = np.array2string(value, threshold=8, precision=3)
-        raise adapters.ContractBroken(
+        raise spaces.ContractBroken(
             "observation leaf '%s' holds a number that is not finite: %s. Fix it in the environment, or replace such "
             "numbers in a wrapper (numpy.nan_to_num)" % (name, shown)
         )
@@ -322,7 +323,7 @@ class Worker:
         env_specs: List[int] = []
         for index, env in enumerate(config["envs"]):
             self._at_work = index
-            made = adapters.make(env["kind"], env["target"], env["kwargs"], env["options"])
+            made = building.make(env["kind"], env["target"], env["kwargs"], env["options"])
             self._envs.append(made)
             spec = dict(made.spec, name=env["name"])
             if spec not in specs:
@@ -376,7 +377,7 @@ class Worker:
             for index, env in enumerate(self._envs):
                 self._at_work = index
                 if not hasattr(env, "set_option"):
-                    raise adapters.ContractBroken("%s has no set_option()" % type(env).__name__)
+                    raise spaces.ContractBroken("%s has no set_option()" % type(env).__name__)
                 env.set_option(value["name"], value["value"])
         elif kind == RENDER:
             frame = self._envs[value["env"]].render()

@@ -306,7 +306,9 @@ class Actions:
 
     def _box(self, space: Any, path: Path) -> Dict[str, Any]:
         dtype, low, high = np.dtype(space.dtype), np.asarray(space.low), np.asarray(space.high)
-        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        with np.errstate(over="ignore"):  # actions are float32, and some declare the largest float64 for 'no bound'
+            finite = np.isfinite(low.astype(np.float32)).all() and np.isfinite(high.astype(np.float32)).all()
+        if not finite:
             raise UnsupportedSpace(
                 "%s is an action Box with infinite bounds, so its scale is unknown. Give it finite bounds, "
                 "for instance with gymnasium.wrappers.RescaleAction or ClipAction." % _where(path)

@@ -27,7 +27,7 @@ from pronghorn.errors import EnvError, UsageError
 from pronghorn.evaluation.policy import Policy
 from pronghorn.machine import available_cores
 from pronghorn.training.checkpoint import write_atomically
-from pronghorn.types import EnvSpec, Event, Pool
+from pronghorn.types import EnvSpec, Event, Pool, Ready
 
 BOOTSTRAP_RESAMPLES = 2000
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov")
@@ -179,48 +179,74 @@ class _Random(Policy):
         return discrete[:, : action.num_discrete], continuous.astype(np.float32), state
 
 
+class _Player:
+    """A policy in every row of a pool, and what has to be remembered of each: RNN state, last reward, return so far."""
+
+    def __init__(self, policy: Policy, pool: Pool, deterministic: bool) -> None:
+        self._policy, self._action, self._deterministic = policy, pool.spec.action, deterministic
+        self._state = policy.initial_state(pool.num_rows)
+        self._last_rewards = np.zeros(pool.num_rows, np.float32)
+        self.returns, self.lengths = np.zeros(pool.num_rows), np.zeros(pool.num_rows, np.int64)
+
+    def observe(self, ready: Ready) -> list[tuple[int, float, int]]:
+        """(row, return, length in steps) of the episodes that ended."""
+        moved = (ready.event == Event.STEP) | (ready.event == Event.LAST)
+        self.returns[ready.rows[moved]] += ready.reward[moved]
+        self.lengths[ready.rows[moved]] += 1
+        over = ready.rows[moved & ready.episode_over].tolist()
+        ended = [(row, float(self.returns[row]), int(self.lengths[row])) for row in over]
+        fresh = ready.rows[_begins(ready) | (ready.event == Event.LOST)]  # what was lost does not count
+        self.returns[fresh], self.lengths[fresh] = 0.0, 0
+        return ended
+
+    def answer(self, ready: Ready) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+        """Rows, discrete and continuous actions to send: of all rows but those that were lost."""
+        acts = (ready.event != Event.LOST) & (ready.event != Event.INACTIVE)
+        discrete = np.zeros((len(ready.rows), self._action.num_discrete), np.int64)
+        continuous = np.zeros((len(ready.rows), self._action.num_continuous), np.float32)
+        if acts.any():
+            discrete[acts], continuous[acts] = self._act(ready, acts)
+        answer = ready.event != Event.LOST
+        return ready.rows[answer], discrete[answer], continuous[answer]
+
+    def _act(self, ready: Ready, acts: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        rows, state = ready.rows[acts], self._state
+        self._last_rewards[rows] = ready.reward[acts]
+        index = torch.from_numpy(rows)
+        part = type(state)(state.core[index], state.discrete[index], state.continuous[index], state.reward[index])
+        discrete, continuous, part = self._policy.step(
+            {k: v[acts] for k, v in ready.obs.items()}, part, torch.from_numpy(self._last_rewards[rows]),
+            _begins(ready)[acts], deterministic=self._deterministic,
+        )  # fmt: skip
+        with torch.inference_mode():
+            for name in ("core", "discrete", "continuous", "reward"):
+                getattr(state, name)[index] = getattr(part, name)
+        return discrete, continuous
+
+
+def _begins(ready: Ready) -> NDArray[np.bool_]:
+    """Rows whose observation is the first of an episode."""
+    begins: NDArray[np.bool_] = (ready.event == Event.FIRST) | ready.episode_over
+    return begins
+
+
 def _play(
     policy: Policy, pool: Pool, episodes: int, deterministic: bool, stop: threading.Event | None
 ) -> Evaluation | None:
-    num_rows = pool.num_rows
     quota = _quota(pool.task_ids, episodes)
-    state = policy.initial_state(num_rows)
-    returns, lengths = np.zeros(num_rows), np.zeros(num_rows, np.int64)
+    player = _Player(policy, pool, deterministic)
     done: list[tuple[float, int, int]] = []
-    last_rewards = np.zeros(num_rows, np.float32)
     while quota.sum() > 0:
         if stop is not None and stop.is_set():
             return None
         ready = pool.recv(0.1)
         if ready is None:
             continue
-        moved = (ready.event == Event.STEP) | (ready.event == Event.LAST)
-        returns[ready.rows[moved]] += ready.reward[moved]
-        lengths[ready.rows[moved]] += 1
-        for row in ready.rows[moved & ready.episode_over]:
+        for row, episode_return, length in player.observe(ready):
             if quota[row] > 0:
-                done.append((float(returns[row]), int(lengths[row]), int(pool.task_ids[row])))
+                done.append((episode_return, length, int(pool.task_ids[row])))
                 quota[row] -= 1
-        begins = (ready.event == Event.FIRST) | ready.episode_over
-        fresh = ready.rows[begins | (ready.event == Event.LOST)]  # what was lost with its worker does not count
-        returns[fresh], lengths[fresh] = 0.0, 0
-        answer, acts = ready.event != Event.LOST, moved | (ready.event == Event.FIRST)
-        action = pool.spec.action
-        discrete = np.zeros((len(ready.rows), action.num_discrete), np.int64)
-        continuous = np.zeros((len(ready.rows), action.num_continuous), np.float32)
-        if acts.any():
-            rows = ready.rows[acts]
-            last_rewards[rows] = ready.reward[acts]
-            index = torch.from_numpy(rows)
-            part = type(state)(state.core[index], state.discrete[index], state.continuous[index], state.reward[index])
-            discrete[acts], continuous[acts], part = policy.step(
-                {k: v[acts] for k, v in ready.obs.items()}, part, torch.from_numpy(last_rewards[rows]), begins[acts],
-                deterministic=deterministic,
-            )  # fmt: skip
-            with torch.inference_mode():
-                for name in ("core", "discrete", "continuous", "reward"):
-                    getattr(state, name)[index] = getattr(part, name)
-        pool.send(ready.rows[answer], discrete[answer], continuous[answer])
+        pool.send(*player.answer(ready))
     return _summarise(done, pool.tasks, policy, deterministic)
 
 
@@ -307,33 +333,24 @@ def human_normalized(task: str, score: float) -> float | None:
 def play_frames(
     policy: Policy, config: Config, *, seed: int, max_frames: int, deterministic: bool
 ) -> Iterator[tuple[NDArray[np.uint8], float]]:
-    """(rendered frame [H, W, 3] uint8, return so far), episode after episode. Raises EnvError if nothing renders."""
+    """(rendered frame [H, W, 3] uint8, return of the first row so far), episode after episode.
+
+    Raises EnvError if nothing renders.
+    """
     env = make_env(config, seed=seed, render=True)
     try:
         policy.seed(seed)
-        yield from _frames(env, policy, seed, max_frames, deterministic)
+        player = _Player(policy, env.pool, deterministic)
+        for _ in range(max_frames):
+            ready = env.receive()
+            player.observe(ready)
+            frame = env.render()
+            if frame is None:
+                raise EnvError(f"{policy.spec.name} renders no frames: its render() gives None. Nothing was recorded.")
+            yield _as_image(frame), float(player.returns[0])
+            env.pool.send(*player.answer(ready))
     finally:
         env.close()
-
-
-def _frames(
-    env: Any, policy: Policy, seed: int, max_frames: int, deterministic: bool
-) -> Iterator[tuple[NDArray[np.uint8], float]]:
-    state, first, episode_return, reward = policy.initial_state(1), True, 0.0, 0.0
-    obs = env.reset(seed)
-    for _ in range(max_frames):
-        frame = env.render()
-        if frame is None:
-            raise EnvError(f"{policy.spec.name} renders no frames: its render() gives None. Nothing was recorded.")
-        yield _as_image(np.asarray(frame)), episode_return
-        leaves = {k: np.asarray(v)[None] for k, v in obs.items()}
-        discrete, continuous, state = policy.step(
-            leaves, state, torch.tensor([reward]), np.array([first]), deterministic=deterministic
-        )
-        obs, reward, _, _, over, _ = env.step(discrete[0], continuous[0])
-        reward, episode_return, first = float(reward), episode_return + float(reward), bool(over)
-        if over:
-            obs, episode_return = env.reset(None), 0.0
 
 
 def _as_image(frame: NDArray[Any]) -> NDArray[np.uint8]:

@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from pronghorn.envworker import adapters
-from pronghorn.envworker.adapters import (
-    GymnasiumEnv,
-    NotFound,
-    PackageMissing,
-    flat,
-    inherent_frame_skip,
-    load,
-    make,
-)
+from pronghorn.envworker.building import make
+from pronghorn.envworker.single import GymnasiumEnv, inherent_frame_skip
 from pronghorn.envworker.spaces import ContractBroken
 
 TOYS = str(Path(__file__).parents[1] / "toy_envs.py")
@@ -150,62 +142,3 @@ def test_a_reward_that_is_not_finite_is_refused():
     env.reset(0)
     with pytest.raises(ContractBroken, match=r"Failing.step\(\) returned the reward nan"):
         env.step(ZERO, NOTHING)
-
-
-def test_a_flat_environment_is_taken_as_it_is():
-    env = toy("LifeLoss")
-    assert type(env).__name__ == "LifeLoss"
-    with pytest.raises(ContractBroken, match=r"flat environment; the options \['obs_keys'\] do not apply"):
-        make("call", f"{TOYS}:LifeLoss", {}, {"obs_keys": ["a"]})
-
-
-def test_what_is_no_environment_is_told_so():
-    with pytest.raises(
-        ContractBroken, match="returned a dict, which lacks observation_space, action_space, reset, step"
-    ):
-        flat({}, "my.module:make")
-
-
-def test_bad_arguments_of_doom_are_explained():
-    pytest.importorskip("vizdoom")
-    with pytest.raises(ContractBroken, match="actions is one of default, flat"):
-        make("doom", "basic", {"actions": "flt"})
-    with pytest.raises(ContractBroken, match=r"doom:basic: .*'widht'; its arguments are: .*width=128"):
-        make("doom", "basic", {"widht": 3})
-
-
-def test_an_unknown_option_is_refused():
-    with pytest.raises(ContractBroken, match=r"unknown environment options \['obs_key'\]"):
-        make("call", f"{TOYS}:Counter", {}, {"obs_key": "a"})
-
-
-@pytest.mark.parametrize(
-    ("target", "match"),
-    [
-        ("no_such_module:make", "there is no module 'no_such_module'"),
-        (TOYS + ":Countr", "has no 'Countr'; near: Counter"),
-        ("/no/such/file.py:make", "there is no file '/no/such/file.py'"),
-        ("just_a_name", "names no function"),
-    ],
-)
-def test_what_cannot_be_loaded_is_named(target, match):
-    with pytest.raises(NotFound, match=match):
-        load(target)
-
-
-def test_a_file_is_loaded_once_and_never_as_main(tmp_path):
-    path = tmp_path / "script_of_mine.py"
-    path.write_text("count = 0\nif __name__ == '__main__':\n    raise SystemExit\ndef f():\n    return count\n")
-    assert load(f"{path}:f") is load(f"{path}:f")
-
-
-@pytest.mark.case("ENV-10")
-def test_three_different_messages_for_three_different_mistakes(monkeypatch):
-    monkeypatch.setattr(adapters, "PLUGINS", (("Gone-", "no_such_module", "atari", "gone-py"),))
-    with pytest.raises(PackageMissing, match="gym:Gone-v0 needs the package 'gone-py'") as missing:
-        make("gym", "Gone-v0")
-    assert missing.value.extra == "atari"
-    with pytest.raises(NotFound, match="near: CartPole-v1"):
-        make("gym", "CartPol-v1")
-    with pytest.raises(NotFound, match=r"nothing has registered the namespace 'mine'.*gym:PACKAGE:mine/Maze-v0"):
-        make("gym", "mine/Maze-v0")
