@@ -135,7 +135,8 @@ def run(arm: str, setting: Setting, seed: int, values: dict[str, Any]) -> dict[s
             {
                 "algo": "impala", "learner.advantage": arm, "learner.unroll_length": LENGTH, "seed": seed,
                 "learner.batch_unrolls": NUM_ENVS, "env.workers": 1, "env.envs_per_worker": NUM_ENVS,
-                "model.normalize_obs": False, "learner.gamma": 0.95, **values,
+                "model.normalize_obs": False, "learner.gamma": 0.95,
+                "learner.lambda_": 1.0, "learner.exploration_coef": 0.01, **values,
             },
         ),
         SPEC,
