@@ -20,7 +20,7 @@ LAYERS = [
     {"rules", "settings_file"},
     {"defaults"},
     {"models", "envs"},
-    {"training.metrics", "training.live", "training.store", "training.checkpoint"},
+    {"training.metrics", "training.live", "training.signals", "training.store", "training.checkpoint"},
     {"training.sampler", "training.learner", "evaluation"},
     {"training.trainer"},
     {"cli"},

@@ -1,13 +1,16 @@
-"""The live view in the terminal: a panel, or plain lines where the output is no terminal.
+"""The live view in the terminal: a panel, or plain lines where the output is no terminal; and the log above it.
 
 It measures nothing: numbers come in under the names of docs/metrics.md, and what is missing is not shown.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,7 @@ _LOSSES = {
 }
 _STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 _MAX_CURVE_POINTS = 2048
+_LOG = logging.getLogger("pronghorn")
 
 
 class LiveView:
@@ -321,3 +325,30 @@ def _number(value: float) -> str:
 def _duration(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+
+
+@contextlib.contextmanager
+def logging_to(path: Path, view: LiveView, *, quiet: bool) -> Iterator[None]:
+    """Send this package's log to log.txt and, from INFO on, above the live view."""
+    handlers: list[logging.Handler] = [logging.FileHandler(path)]
+    handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    if not quiet:
+        handlers.append(_ViewHandler(view))
+    _LOG.setLevel(logging.DEBUG)
+    for handler in handlers:
+        _LOG.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            _LOG.removeHandler(handler)
+            handler.close()
+
+
+class _ViewHandler(logging.Handler):
+    def __init__(self, view: LiveView) -> None:
+        super().__init__(logging.INFO)
+        self.view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.view.message(record.getMessage())

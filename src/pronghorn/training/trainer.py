@@ -10,16 +10,12 @@ import contextlib
 import ctypes
 import json
 import logging
-import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -40,17 +36,14 @@ from pronghorn.rules import changed_settings, validate
 from pronghorn.settings_file import from_toml, to_toml
 from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
-from pronghorn.training.live import LiveView
+from pronghorn.training.live import LiveView, logging_to
 from pronghorn.training.metrics import EpisodeTracker, MetricsWriter
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
+from pronghorn.training.signals import StopSignals
 from pronghorn.training.store import Replay, Store, step_fields
 from pronghorn.types import Pool
 
 POLL_S = 0.1
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-for _name, _code in (("SIGUSR1", 138), ("SIGHUP", 129)):
-    if hasattr(signal, _name):
-        EXIT_CODES[getattr(signal, _name)] = _code
 
 _LOG = logging.getLogger("pronghorn")
 
@@ -160,7 +153,7 @@ class _Run:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._reason = ""
-        self._signal = 0
+        self.signals = StopSignals(force=self.pool.close, quiet=config.log.live == "off")
         self.evaluator = BackgroundEvaluator(config, spec, self._stop)
         self._eval_mean: float | None = None
         self._last_save = time.monotonic()
@@ -185,8 +178,8 @@ class _Run:
             )
             self.view = self._make_view()
             stack.callback(self.view.stop)
-            stack.enter_context(_logging_to(self.run_dir / "log.txt", self.view, quiet=config.log.live == "off"))
-            stack.enter_context(self._signals())
+            stack.enter_context(logging_to(self.run_dir / "log.txt", self.view, quiet=config.log.live == "off"))
+            stack.enter_context(self.signals.caught())
             self._say_what_runs()
             self.view.start()
             self._mark_interval()
@@ -282,7 +275,7 @@ class _Run:
         return ""
 
     def _check_limits(self) -> None:
-        if self._signal:
+        if self.signals.number:
             self._end("signal")
         elif self.config.minutes and time.time() - self.started_at >= 60.0 * self.config.minutes:
             self._end("minutes")
@@ -294,31 +287,6 @@ class _Run:
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
         self._stop.set()
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Stop at a signal; a second one forces. Set explicitly: background jobs inherit SIGINT ignored."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        hangup = getattr(signal, "SIGHUP", None)  # which nohup has set to be ignored
-        wanted = [n for n in EXIT_CODES if n != hangup or signal.getsignal(n) != signal.SIG_IGN]
-        old = {number: signal.signal(number, self._on_signal) for number in wanted}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._signal:
-            self.pool.close()
-            os._exit(EXIT_CODES[signal.Signals(number)])
-        self._signal = number
-        name = signal.Signals(number).name
-        if self.config.log.live != "off":
-            with contextlib.suppress(OSError):  # the terminal may be gone
-                os.write(2, f"\n{name}: saving and stopping; once more ends at once\n".encode())  # safe in a handler
 
     # ------------------------------------------------------------ evaluation
 
@@ -514,7 +482,7 @@ class _Run:
 
     def _result(self) -> Result:
         steps, snapshot = self.learner.steps, self.tracker.snapshot()
-        code = EXIT_CODES[signal.Signals(self._signal)] if self._reason == "signal" else 0
+        code = self.signals.exit_code if self._reason == "signal" else 0
         return Result(
             self.run_dir, steps, steps * self.pool.spec.frame_skip, self.learner.updates, self._time_s(), self._reason,
             snapshot.get("return_mean"), self._eval_mean, code,
@@ -554,34 +522,7 @@ def _already_finished(config: Config, latest: Checkpoint | None) -> Result | Non
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- the log and the machine
-
-
-@contextlib.contextmanager
-def _logging_to(path: Path, view: LiveView, *, quiet: bool) -> Iterator[None]:
-    """Send this package's log to log.txt and, from INFO on, above the live view."""
-    handlers: list[logging.Handler] = [logging.FileHandler(path)]
-    handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    if not quiet:
-        handlers.append(_ViewHandler(view))
-    _LOG.setLevel(logging.DEBUG)
-    for handler in handlers:
-        _LOG.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            _LOG.removeHandler(handler)
-            handler.close()
-
-
-class _ViewHandler(logging.Handler):
-    def __init__(self, view: LiveView) -> None:
-        super().__init__(logging.INFO)
-        self.view = view
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.view.message(record.getMessage())
+# ---------------------------------------------------------------- the machine
 
 
 def pick_device(name: str) -> torch.device:
