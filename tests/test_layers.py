@@ -18,7 +18,7 @@ LAYERS = [
     {"types", "machine"},
     {"config", "ops", "envworker"},
     {"rules", "settings_file"},
-    {"defaults"},
+    {"defaults", "flags"},
     {"models", "envs"},
     {"training.metrics", "training.live", "training.signals", "training.store", "training.checkpoint"},
     {"training.sampler", "training.learner", "evaluation"},

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -21,9 +20,10 @@ from pronghorn import __version__
 from pronghorn.config import Config, EnvConfig
 from pronghorn.defaults import apply_preset, presets
 from pronghorn.errors import ConfigError, PronghornError, UsageError
+from pronghorn.flags import spelled
 from pronghorn.machine import available_cores
 from pronghorn.rules import validate
-from pronghorn.settings_file import from_toml
+from pronghorn.settings_file import from_toml, leaf_types
 
 _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at the speed of the hardware.
 
@@ -185,6 +185,8 @@ def _train(argv: list[str]) -> int:
 
 def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
     """The arguments of `train` and the whole configuration that they give, not yet resolved."""
+    types = {name.removeprefix("settings."): hint for name, hint in leaf_types(TrainArgs).items()}
+    argv = spelled(argv, types)
     name = argv[0] if argv and not argv[0].startswith("-") else ""
     base = Config(env=EnvConfig(id=name))
     saved = _saved_config(argv, base)
@@ -197,7 +199,6 @@ def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
         base = apply_preset(base, preset)
     if file := _option(argv, "--config"):
         base = from_toml(Path(file), base)
-    argv = [_whole(value) if option in ("--steps", "--frames") else value for option, value in pairwise(["", *argv])]
     args = tyro.cli(
         TrainArgs,
         prog="pronghorn train ENV",
@@ -205,15 +206,6 @@ def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
         default=TrainArgs(settings=base),
     )
     return args, args.settings
-
-
-def _whole(text: str) -> str:
-    """'1e6' as '1000000'; anything else as it is."""
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    return str(int(value)) if value.is_integer() else text
 
 
 def _saved_config(argv: list[str], base: Config) -> Config | None:
@@ -345,7 +337,7 @@ def _doctor(argv: list[str]) -> int:
 
 
 def _parse(cls: Any, argv: list[str], command: str) -> Any:
-    return tyro.cli(cls, prog=f"pronghorn {command}", args=argv)
+    return tyro.cli(cls, prog=f"pronghorn {command}", args=spelled(argv, leaf_types(cls)))
 
 
 def _load(run_dir: Path, *, best: bool) -> Any:
