@@ -125,7 +125,8 @@ class WorkerProcess:
     def epitaph(self, status: int) -> str:
         """How it ended, in words."""
         if self.report is not None:
-            return f"raised {self.report['type']}: {self.report['message']}\n{self.report['traceback'].strip()}"
+            trace = self.report["traceback"].strip("\n")
+            return f"raised {self.report['type']}: {self.report['message']}\n{trace}"
         tail = self.log_tail()
         said = f". The last that it wrote:\n{tail}" if tail else "."
         if status >= 0:
