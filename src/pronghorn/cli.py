@@ -130,16 +130,21 @@ class ReportArgs:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_descriptors()
     try:
-        sys.exit(run(arguments))
+        try:
+            code: str | int | None = run(list(sys.argv[1:] if argv is None else argv))
+        except SystemExit as end:  # the parser's: --help, or a wrong option
+            code = end.code
+        _flush()
+        sys.exit(code)
     except PronghornError as error:
         print(f"pronghorn: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # `pronghorn envs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(0)
 
 
@@ -179,7 +184,11 @@ def _train(argv: list[str]) -> int:
     from pronghorn.training.trainer import train
 
     result = train(config, resume=args.resume, started_at=started_at)
-    _say_result(result, config)
+    try:
+        _say_result(result, config)
+        _flush()
+    except OSError:  # nobody reads it any more: the code still says how the run ended
+        _discard_output()
     return result.exit_code
 
 
@@ -367,6 +376,27 @@ def _process_start() -> float:
         return float(psutil.Process().create_time())
     except psutil.Error:
         return time.time()
+
+
+def _open_closed_descriptors() -> None:
+    """Give closed standard streams (`>&-`) the null device, or the next file opened would get what is written there."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _discard_output() -> None:
+    """Let the rest of the output go nowhere; else the interpreter fails to flush it at its end."""
+    from pronghorn.training.live import discard
+
+    discard(sys.stdout.fileno())
 
 
 def _quiet_thread_pools() -> None:

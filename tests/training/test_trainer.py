@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pronghorn.training.trainer as trainer_module
 from pronghorn.config import Config, replace, walk
@@ -23,18 +24,14 @@ from pronghorn.evaluation.policy import load
 from pronghorn.training.metrics import read_metrics
 from pronghorn.training.store import Store
 from pronghorn.training.trainer import Result, train
+from running import assert_gone, children_of, env, start, wait_for_metric, wait_for_steps
 
-TESTS = Path(__file__).parents[1]
 SMALL: dict[str, Any] = {
     "env.workers": 2, "env.envs_per_worker": 4, "learner.unroll_length": 16, "learner.batch_unrolls": 8,
     "learner.epochs": 2, "learner.minibatches": 1, "learner.lr": 3e-3, "threads": 1,
     "model.mlp_layers": (16,), "model.core_size": 16,
     "log.live": "off", "log.tensorboard": False, "env.pin": "off",
 }  # fmt: skip
-
-
-def env(name: str, file: str = "learnable_envs.py") -> str:
-    return f"{TESTS / file}:{name}"
 
 
 def config(run_dir: Path, name: str = "Match", **values: Any) -> Config:
@@ -330,38 +327,10 @@ def test_a_loaded_policy_acts_on_one_observation_and_on_a_batch(tmp_path: Path) 
 # ---------------------------------------------------------------- ends and accidents
 
 
-def start(run_dir: Path, *flags: str, env_id: str = env("Match")) -> subprocess.Popen[str]:
-    fixed = ["--log.every-s", "0.5", "--env.workers", "2", "--env.envs-per-worker", "8", "--log.no-tensorboard"]
-    argv = [sys.executable, "-m", "pronghorn", "train", env_id, "--run-dir", str(run_dir), *fixed, *flags]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=run_dir.parent)
-
-
-def wait_for_steps(run_dir: Path, steps: int, process: subprocess.Popen[str]) -> None:
-    wait_for_metric(run_dir, "steps", steps, process)
-
-
-def wait_for_metric(run_dir: Path, name: str, value: float, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        lines = read_metrics(run_dir) if (run_dir / "metrics.jsonl").exists() else []
-        if lines and lines[-1][name] >= value:
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.1)
-    raise AssertionError("no progress")
-
-
-def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
-
-
-def assert_gone(processes: list[psutil.Process], within_s: float = 10.0) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=within_s)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
-
-
 @pytest.mark.case("FLT-10", "RES-16")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129)]
+)
 def test_a_signal_finishes_the_update_saves_and_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
     process = start(tmp_path / "run")
     wait_for_steps(tmp_path / "run", 500, process)

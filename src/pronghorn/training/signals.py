@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -15,6 +16,7 @@ EXIT_CODES = {
     for name, code in (("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 138), ("SIGHUP", 129))
     if hasattr(signal, name)
 }
+READER_GONE = 141  # as a process that SIGPIPE ends
 
 
 class StopSignals:
@@ -54,7 +56,7 @@ class StopSignals:
             self._force()
             os._exit(EXIT_CODES[signal.Signals(number)])
         self.number = number
-        if not self._quiet:
+        if not self._quiet and sys.stderr is not None:  # else descriptor 2 may be any file
             name = signal.Signals(number).name
             with contextlib.suppress(OSError):  # the terminal may be gone
                 os.write(2, f"\n{name}: saving and stopping; once more ends at once\n".encode())  # safe in a handler

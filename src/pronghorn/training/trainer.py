@@ -39,7 +39,7 @@ from pronghorn.training.learner import Learner
 from pronghorn.training.live import LiveView, logging_to
 from pronghorn.training.metrics import EpisodeTracker, MetricsWriter
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
-from pronghorn.training.signals import StopSignals
+from pronghorn.training.signals import READER_GONE, StopSignals
 from pronghorn.training.store import Replay, Store, step_fields
 from pronghorn.types import Pool
 
@@ -50,7 +50,8 @@ _LOG = logging.getLogger("pronghorn")
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. reason: 'steps', 'frames', 'minutes', 'return', 'signal', or 'finished already'."""
+    """How a run ended. reason: 'steps', 'frames', 'minutes', 'return', 'signal', 'output closed' (a pipe without its
+    reader), or 'finished already'."""
 
     run_dir: Path
     steps: int
@@ -94,7 +95,8 @@ class _Run:
         self.run_dir = config.run_path
         _keep_memory_mapped()
         if config.log.live != "off":
-            print(f"starting {', '.join(config.env_names)} ...", file=sys.stderr)  # engines take seconds to start
+            with contextlib.suppress(OSError):
+                print(f"starting {', '.join(config.env_names)} ...", file=sys.stderr)  # engines take seconds to start
         with contextlib.ExitStack() as cleanup:
             seed = config.seed if latest is None else derive_seed(config.seed, 3, latest.state["updates"])
             self.pool: Pool = make_pool(config, seed=seed, ordered=config.deterministic)
@@ -277,6 +279,9 @@ class _Run:
     def _check_limits(self) -> None:
         if self.signals.number:
             self._end("signal")
+        elif self.view.reader_gone:
+            _LOG.warning("the reader of the output has gone: saving and stopping")
+            self._end("output closed")
         elif self.config.minutes and time.time() - self.started_at >= 60.0 * self.config.minutes:
             self._end("minutes")
 
@@ -482,10 +487,10 @@ class _Run:
 
     def _result(self) -> Result:
         steps, snapshot = self.learner.steps, self.tracker.snapshot()
-        code = self.signals.exit_code if self._reason == "signal" else 0
+        code = {"output closed": READER_GONE, "signal": self.signals.number and self.signals.exit_code}
         return Result(
             self.run_dir, steps, steps * self.pool.spec.frame_skip, self.learner.updates, self._time_s(), self._reason,
-            snapshot.get("return_mean"), self._eval_mean, code,
+            snapshot.get("return_mean"), self._eval_mean, code.get(self._reason, 0),
         )  # fmt: skip
 
 
