@@ -595,6 +595,29 @@ def test_beyond_the_budget_the_workers_own_traceback_is_raised(start):
         pool.recv(0.0)
 
 
+@pytest.mark.case("FLT-04")
+def test_a_failure_that_only_repeats_itself_ends_the_run_before_the_budget(start):
+    pool = start(toy("Failing", how="raise", at=3), restart_budget=10)
+    with pytest.raises(WorkerDied, match=r"the simulator broke at step 3(.|\n)*3 times in a row(.|\n)*same step"):
+        play(pool, 40)
+    assert pool.restarts == 2
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_other_deaths_have_the_whole_budget(start, how):
+    pool = start(toy("Failing", how=how, at=1), restart_budget=4)
+    with pytest.raises(WorkerDied, match="budget of 4 restarts"):
+        play(pool, 40)
+    assert pool.restarts == 4
+
+
+def test_a_failure_after_whole_episodes_has_the_whole_budget(start):
+    pool = start(toy("Fragile"), restart_budget=4)
+    with pytest.raises(WorkerDied, match=r"fragile on purpose(.|\n)*budget of 4 restarts"):
+        play(pool, 400)
+    assert pool.restarts == 4
+
+
 def test_old_deaths_do_not_count(start):
     pool = start(toy("Failing", how="raise", at=1), restart_budget=1, restart_window_s=0.0)
     play(pool, 10)
