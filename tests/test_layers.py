@@ -17,7 +17,7 @@ LAYERS = [
     {"errors"},
     {"types", "machine"},
     {"config", "ops", "envworker"},
-    {"rules", "settings_file"},
+    {"rules", "limits", "settings_file"},
     {"defaults", "flags"},
     {"models", "envs"},
     {"training.metrics", "training.live", "training.signals", "training.store", "training.checkpoint"},

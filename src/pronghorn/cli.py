@@ -21,7 +21,7 @@ from pronghorn.config import Config, EnvConfig
 from pronghorn.defaults import apply_preset, presets
 from pronghorn.errors import ConfigError, PronghornError, UsageError
 from pronghorn.flags import spelled
-from pronghorn.machine import available_cores
+from pronghorn.machine import available_cores, available_memory
 from pronghorn.rules import validate
 from pronghorn.settings_file import from_toml, leaf_types
 
@@ -321,8 +321,8 @@ def _doctor(argv: list[str]) -> int:
 
     print(f"pronghorn {__version__}, Python {sys.version.split()[0]}, torch {torch.__version__}, on {sys.platform}")
     print(f"cores     {available_cores()} usable of {os.cpu_count()}")
-    memory = psutil.virtual_memory()
-    print(f"memory    {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free")
+    memory = psutil.virtual_memory().total
+    print(f"memory    {available_memory() / 2**30:.1f} of {memory / 2**30:.1f} GiB free")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     print(f"GPU       {', '.join(gpus) or 'none seen by torch: networks run on the CPU'}")
     disk = psutil.disk_usage(".").free / 2**30

@@ -15,7 +15,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from playing import TOYS, alive, answer, answer_rows, kill_worker, play, receive, toy, wait_until
-from pronghorn.envs import workers
+from pronghorn import limits, machine
+from pronghorn.envs import layout, workers
 from pronghorn.envs.workers import ResolvedEnv, derive_seed
 from pronghorn.errors import ConfigError, EnvError, UsageError, WorkerDied
 from pronghorn.types import Event
@@ -448,6 +449,23 @@ def test_sizes_that_cannot_work_are_refused(start, settings, match):
         start(toy(), toy())
     with pytest.raises(ConfigError, match="arguments travel as JSON"):
         start(toy(thing=object()))
+
+
+def test_more_workers_than_the_machine_can_carry_are_refused_before_one_is_started(start, monkeypatch):
+    monkeypatch.setattr(machine, "free_files", lambda: 60)
+    monkeypatch.setattr(workers, "WorkerProcess", None)
+    with pytest.raises(ConfigError, match=r"env.workers = 7: needs 62 open files"):
+        start(toy(), num_workers=7)
+
+
+def test_observations_that_memory_cannot_hold_are_refused(start, monkeypatch):
+    fits = layout.map_layout(start(toy()).spec, 1, 1)[0]
+    monkeypatch.setattr(limits.machine, "available_memory", lambda: 64 << 20)
+    assert start(toy())._size == fits
+    monkeypatch.setattr(workers, "require_workers", lambda *sizes: None)
+    monkeypatch.setattr(limits.machine, "available_memory", lambda: 64)
+    with pytest.raises(ConfigError, match="number of environments = 1: rows of observations need"):
+        start(toy())
 
 
 @pytest.mark.case("CLI-07")

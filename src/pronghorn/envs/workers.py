@@ -38,6 +38,7 @@ from pronghorn.envs.restarts import RestartBudget
 from pronghorn.envworker import keeper as keeper_module
 from pronghorn.envworker import main as protocol
 from pronghorn.errors import ConfigError, PronghornError, UsageError, WorkerDied
+from pronghorn.limits import require_map, require_workers
 from pronghorn.types import Event, Ready
 
 log = logging.getLogger(__name__)
@@ -377,6 +378,7 @@ class WorkerPool:
     def _map(self) -> None:
         """Size the shared map for the environments' spec and make this side's views of it."""
         self._size, self._layout = map_layout(self.spec, self.num_rows, self._num_workers)
+        require_map(self._size, self.num_rows)
         os.ftruncate(self._memory_fd, self._size)
         arrays = protocol.Arrays(mmap.mmap(self._memory_fd, self._size), self._layout)
         self._obs, self._final = arrays.obs, arrays.final_obs
@@ -540,6 +542,7 @@ def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worke
             f"{len(envs)} tasks cannot be dealt to {num_workers * envs_per_worker} environments",
             "Give every task at least one: raise env.num_workers or env.envs_per_worker.",
         )  # fmt: skip
+    require_workers(num_workers, num_workers * envs_per_worker)
 
 
 def _cores(pin: str, num_workers: int) -> list[int]:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import tomli_w
 import torch
 from rich.console import Console
@@ -32,6 +32,8 @@ from pronghorn.envs.registry import resolve as resolve_name
 from pronghorn.errors import ConfigError, MissingExtraError, PronghornError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
 from pronghorn.evaluation.policy import build_model, spec_to_json
+from pronghorn.limits import require_store, require_threads
+from pronghorn.machine import available_memory
 from pronghorn.rules import changed_settings, validate
 from pronghorn.settings_file import from_toml, to_toml
 from pronghorn.training.checkpoint import Checkpoint
@@ -81,6 +83,8 @@ def train(config: Config, *, resume: bool = False, started_at: float | None = No
         latest = checkpoints.previous(config.run_path, resume=resume)
         if latest:
             list(changed_settings(from_toml(config.run_path / "config.toml"), config))  # refuses what may not change
+        else:  # a run may go on where there are fewer cores, with the threads that it was begun with
+            require_threads(config.threads)
         finished = _already_finished(config, latest)
         if finished:
             return finished
@@ -116,7 +120,10 @@ class _Run:
         torch.set_num_threads(config.threads)
         leaves = sampled_leaves(spec, last_action=config.model.last_action, last_reward=config.model.last_reward)
         numbers = sum(f.num_bytes for f in step_fields(spec.action).values())
-        _require_memory(config, sum(leaf.num_bytes for leaf in leaves.values()) + numbers, self.pool.num_rows)
+        on_gpu = self.device.type == "cuda"
+        free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else available_memory()
+        bytes_per_step = sum(leaf.num_bytes for leaf in leaves.values()) + numbers
+        require_store(config, bytes_per_step, self.pool.num_rows, free)
         try:
             self.model, actor = (build_model(config.model, spec).to(self.device) for _ in range(2))
         except RuntimeError as error:
@@ -130,6 +137,8 @@ class _Run:
         self.tracker = EpisodeTracker(self.pool.num_rows, self.pool.tasks, self.pool.task_ids)
         self.best_return, self.previous_s = -float("inf"), 0.0
         self._notes: list[str] = []  # to be said once the log is open
+        if config.threads > (os.cpu_count() or 1):
+            self._notes.append(f"{config.threads} threads are more than the cores of this machine: --threads sets them")
         if self.latest:
             self._restore(self.latest)
         self.store = Store(
@@ -492,18 +501,6 @@ class _Run:
             self.run_dir, steps, steps * self.pool.spec.frame_skip, self.learner.updates, self._time_s(), self._reason,
             snapshot.get("return_mean"), self._eval_mean, code.get(self._reason, 0),
         )  # fmt: skip
-
-
-def _require_memory(config: Config, bytes_per_step: int, num_rows: int) -> None:
-    """Refuse a store of unrolls that this machine cannot hold, before the system starts to swap or kill."""
-    n, num_unrolls = config.learner, config.num_slots(num_rows) + config.learner.batch_unrolls  # and the batch's copy
-    if n.replay_fraction:
-        num_unrolls += n.replay_unrolls
-    need, free = num_unrolls * (n.unroll_length + 1) * bytes_per_step, psutil.virtual_memory().available
-    if need > free:
-        rule = f"makes {num_unrolls:,} unrolls that need {need / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free"
-        fix = "Lower it, --learner.batch-unrolls or the number of environments."
-        raise ConfigError("learner.unroll_length", n.unroll_length, rule, fix)
 
 
 def _already_finished(config: Config, latest: Checkpoint | None) -> Result | None:
