@@ -294,6 +294,18 @@ def test_a_changed_value_wins_on_resume_and_is_listed_but_structure_is_refused(t
         train(config(tmp_path, steps=600, **{"model.mlp_layers": (32,)}), resume=True)
 
 
+def test_a_run_goes_on_where_there_are_fewer_cores_but_none_begins_with_more_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    train(config(tmp_path / "run", steps=200, threads=2))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    train(config(tmp_path / "run", steps=400, threads=2), resume=True)
+    assert "2 threads are more than the cores of this machine" in (tmp_path / "run" / "log.txt").read_text()
+    with pytest.raises(ConfigError, match="threads = 2: must be at most 1"):
+        train(config(tmp_path / "new", steps=200, threads=2))
+
+
 @pytest.mark.case("RES-09")
 def test_a_finished_run_is_not_resumed_as_another_one(tmp_path: Path) -> None:
     """What may not change is refused even where there is nothing left to do, and so is another algorithm."""
