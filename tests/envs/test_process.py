@@ -50,6 +50,7 @@ def test_workers_run_in_another_interpreter(start, tmp_path):
     assert receive(pool).reward.tolist() == [1.0]
 
 
+@pytest.mark.case("CLI-02")  # a worker that dies at import
 def test_an_interpreter_that_does_not_exist_or_lacks_numpy_is_refused(start, tmp_path):
     with pytest.raises(ConfigError, match=r"env.python = '/no/such/python'"):
         start(toy(), python="/no/such/python")

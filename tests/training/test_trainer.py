@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -405,6 +406,20 @@ def test_game_engines_that_are_killed_come_back_and_none_outlives_its_trainer(tm
     process.communicate()
     assert_gone(everything)
     assert not shared or set(os.listdir("/dev/shm")) <= shared
+
+
+@pytest.mark.case("CLI-02")
+def test_a_run_that_stands_still_says_where_each_thread_and_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module.stall, "AFTER_S", 0.5)
+    hangs = {"how": "hang", "at": "15", "once": str(tmp_path / "hung"), "length": "20"}
+    values = {"env.workers": 1, "env.args": hangs, "env.step_timeout_s": 4.0}
+    built = replace(config(tmp_path / "run", steps=2_000, **values), {"env.id": env("Failing", "toy_envs.py")})
+    assert train(built).reason == "steps"  # the hung worker was replaced; the alarm ended nothing
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "neither a step nor an update for 0.5 s:\n  thread sampler: " in log
+    assert re.search(r"thread learner: \w+, .*\.py:\d+\n  worker 0 \(process \d+, sleeping\), groups: .*stepping", log)
 
 
 def test_workers_that_keep_dying_end_the_run_with_their_own_error_after_a_save(tmp_path: Path) -> None:

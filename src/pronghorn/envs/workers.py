@@ -23,6 +23,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -309,6 +310,18 @@ class WorkerPool:
         return (
             f"{self._num_workers} workers x {self._envs_per_worker} environments in {self._num_groups} groups, {pinned}"
         )
+
+    def state(self) -> list[str]:
+        """What every worker is doing, a line each. Any thread may ask."""
+        return [self._state_of(index) for index in range(self._num_workers)]
+
+    def _state_of(self, index: int) -> str:
+        process = self._processes[index]
+        if process is None:
+            return f"worker {index}: being replaced"
+        states = Counter(unit.state for unit in self._units_of(index))
+        units = ", ".join(f"{count} {state}" for state, count in states.items())
+        return f"worker {index} (process {process.popen.pid}, {process.status}), groups: {units}"
 
     def close(self) -> None:
         """See `Pool`."""

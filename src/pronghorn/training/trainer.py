@@ -25,6 +25,7 @@ import torch
 from rich.console import Console
 
 import pronghorn.training.checkpoint as checkpoints
+import pronghorn.training.stall as stall
 from pronghorn.config import Config, derive_seed, walk
 from pronghorn.defaults import resolve
 from pronghorn.envs.registry import make_pool
@@ -205,12 +206,15 @@ class _Run:
         ]
         for thread in threads:
             thread.start()
+        alarm = stall.StallAlarm(stall.AFTER_S)
         try:
             while not self._stop.wait(POLL_S):
                 self._check_limits()
                 if self.config.log.every_s and time.monotonic() >= self._interval["next"]:
                     self._report()
                 self._evaluate_when_due()
+                if alarm.rings((self.sampler.num_steps, self.learner.updates)):
+                    self._say_what_stands_still(alarm.after_s, threads)
         except BaseException as error:
             self._fail(error)
         self._stop.set()
@@ -493,6 +497,10 @@ class _Run:
             _LOG.warning(note)
         if not (c.steps or c.frames or c.minutes or c.eval.until_return is not None):
             _LOG.info("no limit given: runs until Ctrl-C (limits: --steps, --frames, --minutes)")
+
+    def _say_what_stands_still(self, seconds: float, threads: list[threading.Thread]) -> None:
+        state = [*stall.places(threads), *getattr(self.pool, "state", list)()]
+        _LOG.warning("neither a step nor an update for %g s:\n  %s", seconds, "\n  ".join(state))
 
     def _result(self) -> Result:
         steps, snapshot = self.learner.steps, self.tracker.snapshot()
