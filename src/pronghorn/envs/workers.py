@@ -533,6 +533,8 @@ class WorkerPool:
 
 
 def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worker: int, num_groups: int) -> None:
+    if not hasattr(os, "killpg"):
+        raise PronghornError("worker processes need Linux or macOS (sockets, process groups). On Windows use WSL 2.")
     # A worker builds its environments in the interpreter that runs the user's file; were that file to start
     # workers itself when it is imported, every one of them would start the whole run again.
     if protocol.PRIVATE_PACKAGE in sys.modules:
