@@ -62,6 +62,9 @@ def test_a_wrong_command_is_one_clear_message_in_seconds(argv: list[str], code: 
         (["--model.core", "gru", "--model.core-size", "1000000"], "does not fit into memory"),
         (["--learner.minibatches", "7"], "must divide"),
         (["--log.wandb"], "pronghorn-rl[wandb]"),
+        (["--threads", "1000000"], "threads = 1000000: must be at most"),
+        (["--env.workers", "1000000"], "env.workers = 1000000: "),
+        (["--env.envs-per-worker", "10000000000"], "env.workers = 1: with 10,000,000,000 environments"),
     ],
 )
 def test_a_start_that_fails_is_one_message_and_leaves_nothing_behind(

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -21,9 +20,10 @@ from pronghorn import __version__
 from pronghorn.config import Config, EnvConfig
 from pronghorn.defaults import apply_preset, presets
 from pronghorn.errors import ConfigError, PronghornError, UsageError
-from pronghorn.machine import available_cores
+from pronghorn.flags import spelled
+from pronghorn.machine import available_cores, available_memory
 from pronghorn.rules import validate
-from pronghorn.settings_file import from_toml
+from pronghorn.settings_file import from_toml, leaf_types
 
 _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at the speed of the hardware.
 
@@ -132,16 +132,21 @@ class ReportArgs:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_descriptors()
     try:
-        sys.exit(run(arguments))
+        try:
+            code: str | int | None = run(list(sys.argv[1:] if argv is None else argv))
+        except SystemExit as end:  # the parser's: --help, or a wrong option
+            code = end.code
+        _flush()
+        sys.exit(code)
     except PronghornError as error:
         print(f"pronghorn: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # `pronghorn envs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(0)
 
 
@@ -181,12 +186,18 @@ def _train(argv: list[str]) -> int:
     from pronghorn.training.trainer import train
 
     result = train(config, resume=args.resume, started_at=started_at)
-    _say_result(result, config)
+    try:
+        _say_result(result, config)
+        _flush()
+    except OSError:  # nobody reads it any more: the code still says how the run ended
+        _discard_output()
     return result.exit_code
 
 
 def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
     """The arguments of `train` and the whole configuration that they give, not yet resolved."""
+    types = {name.removeprefix("settings."): hint for name, hint in leaf_types(TrainArgs).items()}
+    argv = spelled(argv, types)
     name = argv[0] if argv and not argv[0].startswith("-") else ""
     base = Config(env=EnvConfig(id=name))
     saved = _saved_config(argv, base)
@@ -199,7 +210,6 @@ def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
         base = apply_preset(base, preset)
     if file := _option(argv, "--config"):
         base = from_toml(Path(file), base)
-    argv = [_whole(value) if option in ("--steps", "--frames") else value for option, value in pairwise(["", *argv])]
     args = tyro.cli(
         TrainArgs,
         prog="pronghorn train ENV",
@@ -207,15 +217,6 @@ def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
         default=TrainArgs(settings=base),
     )
     return args, args.settings
-
-
-def _whole(text: str) -> str:
-    """'1e6' as '1000000'; anything else as it is."""
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    return str(int(value)) if value.is_integer() else text
 
 
 def _saved_config(argv: list[str], base: Config) -> Config | None:
@@ -322,8 +323,8 @@ def _doctor(argv: list[str]) -> int:
 
     print(f"pronghorn {__version__}, Python {sys.version.split()[0]}, torch {torch.__version__}, on {sys.platform}")
     print(f"cores     {available_cores()} usable of {os.cpu_count()}")
-    memory = psutil.virtual_memory()
-    print(f"memory    {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free")
+    memory = psutil.virtual_memory().total
+    print(f"memory    {available_memory() / 2**30:.1f} of {memory / 2**30:.1f} GiB free")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     print(f"GPU       {', '.join(gpus) or 'none seen by torch: networks run on the CPU'}")
     disk = psutil.disk_usage(".").free / 2**30
@@ -347,7 +348,7 @@ def _doctor(argv: list[str]) -> int:
 
 
 def _parse(cls: Any, argv: list[str], command: str) -> Any:
-    return tyro.cli(cls, prog=f"pronghorn {command}", args=argv)
+    return tyro.cli(cls, prog=f"pronghorn {command}", args=spelled(argv, leaf_types(cls)))
 
 
 def _load(run_dir: Path, *, best: bool) -> Any:
@@ -377,6 +378,27 @@ def _process_start() -> float:
         return float(psutil.Process().create_time())
     except psutil.Error:
         return time.time()
+
+
+def _open_closed_descriptors() -> None:
+    """Give closed standard streams (`>&-`) the null device, or the next file opened would get what is written there."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _discard_output() -> None:
+    """Let the rest of the output go nowhere; else the interpreter fails to flush it at its end."""
+    from pronghorn.training.live import discard
+
+    discard(sys.stdout.fileno())
 
 
 def _quiet_thread_pools() -> None:

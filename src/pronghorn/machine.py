@@ -1,9 +1,18 @@
-"""What this machine lets one process have. It decides nothing."""
+"""What this machine lets one process have: cores, memory, files, processes. It decides nothing.
+
+A function that finds no limit where it looks says so by None, or by the next wider limit.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def available_cores() -> int:
@@ -13,9 +22,86 @@ def available_cores() -> int:
     except AttributeError:  # macOS
         cores = os.cpu_count() or 1
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = (_CGROUPS / "cpu.max").read_text().split()
         if quota != "max":
             cores = min(cores, max(1, int(quota) // int(period)))
     except (OSError, ValueError):
         pass
     return cores
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping: the machine's, and what control groups leave of their limit."""
+    free = [int(psutil.virtual_memory().available)]
+    for group in _groups("memory"):
+        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            most, used = _number(group / limit), _number(group / usage)
+            if most is not None and used is not None:
+                free.append(max(0, most - used + _file_cache(group)))
+    return min(free)
+
+
+def free_files() -> int | None:
+    """Files and sockets that this process may still open."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if most == resource.RLIM_INFINITY else max(0, most - int(psutil.Process().num_fds()))
+
+
+def free_processes() -> int | None:
+    """Processes that may still be started: by the user's limit (root has none) and by control groups."""
+    free = []
+    for group in _groups("pids"):
+        most, used = _number(group / "pids.max"), _number(group / "pids.current")
+        if most is not None and used is not None:
+            free.append(max(0, most - used))
+    by_user = _free_processes_of_user()
+    return min(free if by_user is None else [*free, by_user], default=None)
+
+
+def _free_processes_of_user() -> int | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    most, uid = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
+    if uid == 0 or most == resource.RLIM_INFINITY:
+        return None
+    processes = psutil.process_iter(["uids", "num_threads"])  # threads count, as processes do
+    own = [p.info["num_threads"] or 1 for p in processes if p.info["uids"] and p.info["uids"].real == uid]
+    return max(0, most - sum(own))
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Directories of the control groups that bind this process: its own and those around it, of either version."""
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for _, names, path in (line.split(":", 2) for line in lines):
+        if names and controller not in names.split(","):
+            continue
+        root = _CGROUPS / controller if names else _CGROUPS
+        own = root / path.lstrip("/")  # in a container it may not exist: then the root is the container's own group
+        yield from (group for group in (own, *own.parents) if group.is_relative_to(root))
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None if there is no file, or 'max' in it."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _file_cache(group: Path) -> int:
+    """Bytes of a group's usage that are cached files, which the system gives back when asked for memory."""
+    try:
+        fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    of_tree = "total_" if "total_inactive_file" in fields else ""  # version 1 counts groups below apart
+    return sum(int(fields.get(f"{of_tree}{kind}_file", 0)) for kind in ("active", "inactive"))

@@ -35,7 +35,7 @@ def from_toml(path: Path, base: Config | None = None) -> Config:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"Cannot read the configuration {path}: {error}") from error
     base = base or Config()
-    hints = _leaf_types(Config)
+    hints = leaf_types(Config)
     values = {name: _convert(name, value, hints, path) for name, value in _flatten(tree, hints)}
     config: Config = replace(base, values)
     return config
@@ -50,11 +50,12 @@ def _flatten(tree: Mapping[str, Any], hints: Mapping[str, Any], prefix: str = ""
             yield name, value
 
 
-def _leaf_types(cls: type, prefix: str = "") -> dict[str, Any]:
+def leaf_types(cls: type, prefix: str = "") -> dict[str, Any]:
+    """{dotted name: type} of every leaf field of a dataclass."""
     types_: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
-            types_ |= _leaf_types(typing.cast(type, hint), f"{prefix}{name}.")
+            types_ |= leaf_types(typing.cast(type, hint), f"{prefix}{name}.")
         else:
             types_[prefix + name] = hint
     return types_
@@ -64,7 +65,7 @@ def _convert(name: str, value: Any, hints: Mapping[str, Any], path: Path) -> Any
     """Check one TOML value against its field's type; lists become tuples and whole numbers become floats."""
     if name not in hints:
         return value  # `replace` names it
-    options = _options(hints[name])
+    options = options_of(hints[name])
     for option in options:
         origin = typing.get_origin(option)
         if origin is Literal and value in typing.get_args(option):
@@ -81,9 +82,10 @@ def _convert(name: str, value: Any, hints: Mapping[str, Any], path: Path) -> Any
     raise ConfigError(name, value, f"must be {wanted}", f"It stands in {path}.")
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """The types that a union allows; of any other type, itself alone."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return tuple(o for arg in typing.get_args(hint) for o in _options(arg))
+        return tuple(o for arg in typing.get_args(hint) for o in options_of(arg))
     return (hint,)
 
 

@@ -50,6 +50,7 @@ def test_workers_run_in_another_interpreter(start, tmp_path):
     assert receive(pool).reward.tolist() == [1.0]
 
 
+@pytest.mark.case("CLI-02")  # a worker that dies at import
 def test_an_interpreter_that_does_not_exist_or_lacks_numpy_is_refused(start, tmp_path):
     with pytest.raises(ConfigError, match=r"env.python = '/no/such/python'"):
         start(toy(), python="/no/such/python")
@@ -147,3 +148,22 @@ def test_a_worker_that_prints_does_not_fill_the_disk(start, monkeypatch):
     with open(log, "a") as file:
         file.write("x" * 2000)
     wait_until(lambda: pool._poll(0.05) or log.stat().st_size == 0)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_syntax_error_shows_file_line_and_caret_and_no_frame_of_ours(start, tmp_path, inner):
+    bad = tmp_path / "bad.py"
+    bad.write_text("import os\n\ndef make(:\n    pass\n")
+    (tmp_path / "outer.py").write_text("import bad\n")
+    with pytest.raises(EnvError) as info:
+        start(ResolvedEnv("mine", "worker", "call", f"{tmp_path}/{'outer' if inner else 'bad'}.py:make"),
+              sys_path=[str(tmp_path)])  # fmt: skip
+    first, *lines = str(info.value).splitlines()
+    assert first == "worker 0 (mine, row 0) raised SyntaxError: invalid syntax (bad.py, line 3)"
+    assert lines[-4:] == [f'  File "{bad}", line 3', "    def make(:", "             ^", "SyntaxError: invalid syntax"]
+    above = [
+        "Traceback (most recent call last):",
+        f'  File "{tmp_path}/outer.py", line 1, in <module>',
+        "    import bad",
+    ]
+    assert lines[:-4] == (above if inner else [])

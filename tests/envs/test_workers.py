@@ -15,7 +15,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from playing import TOYS, alive, answer, answer_rows, kill_worker, play, receive, toy, wait_until
-from pronghorn.envs import workers
+from pronghorn import limits, machine
+from pronghorn.envs import layout, workers
 from pronghorn.envs.workers import ResolvedEnv, derive_seed
 from pronghorn.errors import ConfigError, EnvError, UsageError, WorkerDied
 from pronghorn.types import Event
@@ -451,6 +452,23 @@ def test_sizes_that_cannot_work_are_refused(start, settings, match):
         start(toy(thing=object()))
 
 
+def test_more_workers_than_the_machine_can_carry_are_refused_before_one_is_started(start, monkeypatch):
+    monkeypatch.setattr(machine, "free_files", lambda: 60)
+    monkeypatch.setattr(workers, "WorkerProcess", None)
+    with pytest.raises(ConfigError, match=r"env.workers = 7: needs 62 open files"):
+        start(toy(), num_workers=7)
+
+
+def test_observations_that_memory_cannot_hold_are_refused(start, monkeypatch):
+    fits = layout.map_layout(start(toy()).spec, 1, 1)[0]
+    monkeypatch.setattr(limits.machine, "available_memory", lambda: 64 << 20)
+    assert start(toy())._size == fits
+    monkeypatch.setattr(workers, "require_workers", lambda *sizes: None)
+    monkeypatch.setattr(limits.machine, "available_memory", lambda: 64)
+    with pytest.raises(ConfigError, match="number of environments = 1: rows of observations need"):
+        start(toy())
+
+
 @pytest.mark.case("CLI-07")
 def test_a_script_without_a_main_guard_gets_one_message_and_no_fork_bomb(tmp_path):
     script = tmp_path / "run.py"
@@ -594,6 +612,29 @@ def test_beyond_the_budget_the_workers_own_traceback_is_raised(start):
     assert pool.restarts == 2
     with pytest.raises(WorkerDied, match="the simulator broke"):
         pool.recv(0.0)
+
+
+@pytest.mark.case("FLT-04")
+def test_a_failure_that_only_repeats_itself_ends_the_run_before_the_budget(start):
+    pool = start(toy("Failing", how="raise", at=3), restart_budget=10)
+    with pytest.raises(WorkerDied, match=r"the simulator broke at step 3(.|\n)*3 times in a row(.|\n)*same step"):
+        play(pool, 40)
+    assert pool.restarts == 2
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_other_deaths_have_the_whole_budget(start, how):
+    pool = start(toy("Failing", how=how, at=1), restart_budget=4)
+    with pytest.raises(WorkerDied, match="budget of 4 restarts"):
+        play(pool, 40)
+    assert pool.restarts == 4
+
+
+def test_a_failure_after_whole_episodes_has_the_whole_budget(start):
+    pool = start(toy("Fragile"), restart_budget=4)
+    with pytest.raises(WorkerDied, match=r"fragile on purpose(.|\n)*budget of 4 restarts"):
+        play(pool, 400)
+    assert pool.restarts == 4
 
 
 def test_old_deaths_do_not_count(start):

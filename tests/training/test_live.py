@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 from typing import Any
@@ -157,3 +158,29 @@ def test_what_an_update_does_not_mention_stays() -> None:
     live.update({"eval": {"mean": 0.71}, "steps": 1})
     live.update({"steps": 2})
     assert "mean return 0.71" in panel(live)
+
+
+class Broken(io.StringIO):
+    """A stream that can no longer be written."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error = error
+
+    def write(self, text: str) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize(("error", "gone"), [(BrokenPipeError(), True), (OSError(errno.EIO, "no terminal"), False)])
+@pytest.mark.parametrize("plain", [True, False])
+def test_output_that_cannot_be_written_silences_the_view_and_raises_nothing(
+    error: OSError, gone: bool, plain: bool
+) -> None:
+    console = Console(file=Broken(error), force_terminal=not plain, color_system=None)
+    live = LiveView("title", plain=plain, console=console)
+    live.start()
+    live.update(SOME)
+    live.message("saved")
+    live.stop()
+    assert live.reader_gone == gone
+    assert console.quiet

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pronghorn.training.trainer as trainer_module
 from pronghorn.config import Config, replace, walk
@@ -23,18 +25,14 @@ from pronghorn.evaluation.policy import load
 from pronghorn.training.metrics import read_metrics
 from pronghorn.training.store import Store
 from pronghorn.training.trainer import Result, train
+from running import assert_gone, children_of, env, start, wait_for_metric, wait_for_steps
 
-TESTS = Path(__file__).parents[1]
 SMALL: dict[str, Any] = {
     "env.workers": 2, "env.envs_per_worker": 4, "learner.unroll_length": 16, "learner.batch_unrolls": 8,
     "learner.epochs": 2, "learner.minibatches": 1, "learner.lr": 3e-3, "threads": 1,
     "model.mlp_layers": (16,), "model.core_size": 16,
     "log.live": "off", "log.tensorboard": False, "env.pin": "off",
 }  # fmt: skip
-
-
-def env(name: str, file: str = "learnable_envs.py") -> str:
-    return f"{TESTS / file}:{name}"
 
 
 def config(run_dir: Path, name: str = "Match", **values: Any) -> Config:
@@ -297,6 +295,18 @@ def test_a_changed_value_wins_on_resume_and_is_listed_but_structure_is_refused(t
         train(config(tmp_path, steps=600, **{"model.mlp_layers": (32,)}), resume=True)
 
 
+def test_a_run_goes_on_where_there_are_fewer_cores_but_none_begins_with_more_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    train(config(tmp_path / "run", steps=200, threads=2))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    train(config(tmp_path / "run", steps=400, threads=2), resume=True)
+    assert "2 threads are more than the cores of this machine" in (tmp_path / "run" / "log.txt").read_text()
+    with pytest.raises(ConfigError, match="threads = 2: must be at most 1"):
+        train(config(tmp_path / "new", steps=200, threads=2))
+
+
 @pytest.mark.case("RES-09")
 def test_a_finished_run_is_not_resumed_as_another_one(tmp_path: Path) -> None:
     """What may not change is refused even where there is nothing left to do, and so is another algorithm."""
@@ -330,38 +340,10 @@ def test_a_loaded_policy_acts_on_one_observation_and_on_a_batch(tmp_path: Path) 
 # ---------------------------------------------------------------- ends and accidents
 
 
-def start(run_dir: Path, *flags: str, env_id: str = env("Match")) -> subprocess.Popen[str]:
-    fixed = ["--log.every-s", "0.5", "--env.workers", "2", "--env.envs-per-worker", "8", "--log.no-tensorboard"]
-    argv = [sys.executable, "-m", "pronghorn", "train", env_id, "--run-dir", str(run_dir), *fixed, *flags]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=run_dir.parent)
-
-
-def wait_for_steps(run_dir: Path, steps: int, process: subprocess.Popen[str]) -> None:
-    wait_for_metric(run_dir, "steps", steps, process)
-
-
-def wait_for_metric(run_dir: Path, name: str, value: float, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        lines = read_metrics(run_dir) if (run_dir / "metrics.jsonl").exists() else []
-        if lines and lines[-1][name] >= value:
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.1)
-    raise AssertionError("no progress")
-
-
-def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
-
-
-def assert_gone(processes: list[psutil.Process], within_s: float = 10.0) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=within_s)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
-
-
 @pytest.mark.case("FLT-10", "RES-16")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129)]
+)
 def test_a_signal_finishes_the_update_saves_and_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
     process = start(tmp_path / "run")
     wait_for_steps(tmp_path / "run", 500, process)
@@ -424,6 +406,20 @@ def test_game_engines_that_are_killed_come_back_and_none_outlives_its_trainer(tm
     process.communicate()
     assert_gone(everything)
     assert not shared or set(os.listdir("/dev/shm")) <= shared
+
+
+@pytest.mark.case("CLI-02")
+def test_a_run_that_stands_still_says_where_each_thread_and_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module.stall, "AFTER_S", 0.5)
+    hangs = {"how": "hang", "at": "15", "once": str(tmp_path / "hung"), "length": "20"}
+    values = {"env.workers": 1, "env.args": hangs, "env.step_timeout_s": 4.0}
+    built = replace(config(tmp_path / "run", steps=2_000, **values), {"env.id": env("Failing", "toy_envs.py")})
+    assert train(built).reason == "steps"  # the hung worker was replaced; the alarm ended nothing
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "neither a step nor an update for 0.5 s:\n  thread sampler: " in log
+    assert re.search(r"thread learner: \w+, .*\.py:\d+\n  worker 0 \(process \d+, sleeping\), groups: .*stepping", log)
 
 
 def test_workers_that_keep_dying_end_the_run_with_their_own_error_after_a_save(tmp_path: Path) -> None:

@@ -36,6 +36,15 @@ class Unit:
     records: list[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def state(self) -> str:
+        """In words, for people."""
+        if self.taken:
+            return "waiting for actions"
+        if self.lost:
+            return "lost with its worker"
+        return "ready" if self.ready else "stepping or being reset"
+
+    @property
     def deliverable(self) -> bool:
         return (self.ready or self.lost) and not self.taken
 

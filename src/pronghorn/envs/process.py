@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from pronghorn.envworker import keeper as keeper_module
 from pronghorn.envworker import main as protocol
 from pronghorn.errors import ConfigError, EnvError, MissingExtraError, PronghornError, SpaceError, UnknownEnvError
@@ -51,6 +53,14 @@ class WorkerProcess:
                 env=_child_environment(), pass_fds=fds, start_new_session=True,
             )  # fmt: skip
         self.exit_fd = _exit_descriptor(self.popen.pid)
+
+    @property
+    def status(self) -> str:
+        """As the system calls it (running, sleeping, stopped, zombie); the process is not reaped by the question."""
+        try:
+            return str(psutil.Process(self.popen.pid).status())
+        except psutil.Error:
+            return "gone"
 
     def send(self, kind: int, group: int = 0, slot: int = 0, payload: bytes = b"") -> None:
         # A worker that has just died is noticed by its socket's end in the next poll, not here.
@@ -125,7 +135,8 @@ class WorkerProcess:
     def epitaph(self, status: int) -> str:
         """How it ended, in words."""
         if self.report is not None:
-            return f"raised {self.report['type']}: {self.report['message']}\n{self.report['traceback'].strip()}"
+            trace = self.report["traceback"].strip("\n")
+            return f"raised {self.report['type']}: {self.report['message']}\n{trace}"
         tail = self.log_tail()
         said = f". The last that it wrote:\n{tail}" if tail else "."
         if status >= 0:

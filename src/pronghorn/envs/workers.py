@@ -23,7 +23,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -35,9 +35,11 @@ from numpy.typing import NDArray
 
 from pronghorn.envs.layout import Unit, anonymous_file, divide, map_layout, merged
 from pronghorn.envs.process import WorkerProcess, import_path, interpreter, start_error
+from pronghorn.envs.restarts import RestartBudget
 from pronghorn.envworker import keeper as keeper_module
 from pronghorn.envworker import main as protocol
 from pronghorn.errors import ConfigError, PronghornError, UsageError, WorkerDied
+from pronghorn.limits import require_map, require_workers
 from pronghorn.types import Event, Ready
 
 log = logging.getLogger(__name__)
@@ -84,7 +86,8 @@ class WorkerPool:
         current directory (with another interpreter: the directory of the script and the current one).
     step_timeout_s: a unit that has not answered for so long is hung: killed and restarted.
     start_timeout_s: limit for building the environments and their first reset.
-    restart_budget: restarts allowed within restart_window_s; the next death raises WorkerDied.
+    restart_budget: restarts allowed within restart_window_s; the next death raises WorkerDied, and so does a failure
+        that only repeats itself (restarts.py).
 
     Rows with event LOST are not answered: `send` ignores them, whether they are left out or not. A failure
     before every row has been reset once is raised at once, by its kind: UnknownEnvError, MissingExtraError,
@@ -118,7 +121,7 @@ class WorkerPool:
         self._python = interpreter(python)
         self._sys_path = import_path(sys_path, python)
         self._step_timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
-        self._budget, self._window_s, self._deaths = restart_budget, restart_window_s, deque[float]()
+        self._budget = RestartBudget(restart_budget, restart_window_s)
         self._num_workers, self._envs_per_worker = num_workers, envs_per_worker
         self._cores = _cores(pin, num_workers)
         self._pin_asked = pin
@@ -308,6 +311,18 @@ class WorkerPool:
             f"{self._num_workers} workers x {self._envs_per_worker} environments in {self._num_groups} groups, {pinned}"
         )
 
+    def state(self) -> list[str]:
+        """What every worker is doing, a line each. Any thread may ask."""
+        return [self._state_of(index) for index in range(self._num_workers)]
+
+    def _state_of(self, index: int) -> str:
+        process = self._processes[index]
+        if process is None:
+            return f"worker {index}: being replaced"
+        states = Counter(unit.state for unit in self._units_of(index))
+        units = ", ".join(f"{count} {state}" for state, count in states.items())
+        return f"worker {index} (process {process.popen.pid}, {process.status}), groups: {units}"
+
     def close(self) -> None:
         """See `Pool`."""
         if self._closed:
@@ -376,6 +391,7 @@ class WorkerPool:
     def _map(self) -> None:
         """Size the shared map for the environments' spec and make this side's views of it."""
         self._size, self._layout = map_layout(self.spec, self.num_rows, self._num_workers)
+        require_map(self._size, self.num_rows)
         os.ftruncate(self._memory_fd, self._size)
         arrays = protocol.Arrays(mmap.mmap(self._memory_fd, self._size), self._layout)
         self._obs, self._final = arrays.obs, arrays.final_obs
@@ -451,6 +467,7 @@ class WorkerPool:
             unit.ready, unit.slot, unit.deadline, process.begun = True, slot, math.inf, True
             if payload:
                 unit.records = json.loads(payload)
+                self._budget.episode_ended(process.index)
                 for record in unit.records:
                     record["task"] = self.tasks[self.task_ids[record["row"]]]
         elif kind == protocol.SPEC:
@@ -476,7 +493,7 @@ class WorkerPool:
         first_life = self._generation[process.index] == 0
         if self._starting or (first_life and process.broke_contract_at_once):
             self._fail(start_error(process.report, site, cause))
-        self._count_death(cause)
+        self._count_death(process, cause)
         for unit in self._units_of(process.index):
             unit.ready, unit.lost, unit.void, unit.deadline, unit.records = False, True, unit.taken, math.inf, []
         self._generation[process.index] += 1
@@ -503,20 +520,12 @@ class WorkerPool:
             return "starting " + ", ".join(sorted({self.tasks[self.task_ids[row]] for row in rows}))
         return f"{self.tasks[self.task_ids[row]]}, row {row}"
 
-    def _count_death(self, cause: str) -> None:
-        now = time.monotonic()
-        while self._deaths and self._deaths[0] < now - self._window_s:
-            self._deaths.popleft()
-        if len(self._deaths) >= self._budget:
-            self._fail(
-                WorkerDied(
-                    f"{cause}\nThe budget of {self._budget} restarts within {self._window_s:g} s is used up "
-                    "(restart_budget, restart_window_s)."
-                )
-            )
-        self._deaths.append(now)
+    def _count_death(self, process: WorkerProcess, cause: str) -> None:
+        reason = self._budget.why_not(process.index, process.report)
+        if reason:
+            self._fail(WorkerDied(f"{cause}\n{reason}"))
         self.restarts += 1
-        log.warning("%s\nrestarting it: %d of %d restarts used", cause, len(self._deaths), self._budget)
+        log.warning("%s\nrestarting it: %d of %d restarts used", cause, self._budget.num_used, self._budget.budget)
 
     def _fail(self, error: PronghornError) -> NoReturn:
         self._failure = error  # every later recv says the same
@@ -524,6 +533,8 @@ class WorkerPool:
 
 
 def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worker: int, num_groups: int) -> None:
+    if not hasattr(os, "killpg"):
+        raise PronghornError("worker processes need Linux or macOS (sockets, process groups). On Windows use WSL 2.")
     # A worker builds its environments in the interpreter that runs the user's file; were that file to start
     # workers itself when it is imported, every one of them would start the whole run again.
     if protocol.PRIVATE_PACKAGE in sys.modules:
@@ -546,6 +557,7 @@ def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worke
             f"{len(envs)} tasks cannot be dealt to {num_workers * envs_per_worker} environments",
             "Give every task at least one: raise env.num_workers or env.envs_per_worker.",
         )  # fmt: skip
+    require_workers(num_workers, num_workers * envs_per_worker)
 
 
 def _cores(pin: str, num_workers: int) -> list[int]:

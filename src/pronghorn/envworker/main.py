@@ -410,7 +410,10 @@ def _foreign_traceback(error: Exception) -> str:
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(ours):
         frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
+    # A file that cannot be parsed has no frame of its own: the exception itself names file, line and column.
+    if frame is None and not isinstance(error, SyntaxError):
+        frame = error.__traceback__
+    return "".join(traceback.format_exception(type(error), error, frame))
 
 
 def settle(config: Dict[str, Any]) -> None:

@@ -1,13 +1,18 @@
-"""The live view in the terminal: a panel, or plain lines where the output is no terminal.
+"""The live view in the terminal: a panel, or plain lines where the output is no terminal; and the log above it.
 
 It measures nothing: numbers come in under the names of docs/metrics.md, and what is missing is not shown.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +34,7 @@ _LOSSES = {
 }
 _STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 _MAX_CURVE_POINTS = 2048
+_LOG = logging.getLogger("pronghorn")
 
 
 class LiveView:
@@ -36,6 +42,9 @@ class LiveView:
 
     Numbers come in by `update`, under the names of docs/metrics.md; what is missing is not shown. Among them
     `stages`: {"sampler: waiting for envs": 0.4, …}, shares of each thread's time, and `eval`: {"mean": …, …}.
+
+    Output that cannot be written raises nothing: the view falls silent. If it was a pipe whose reader has gone
+    (`| head -1`), `reader_gone` says so; a terminal that has gone is told by its signal.
     """
 
     def __init__(
@@ -64,6 +73,7 @@ class LiveView:
         self._next_line_s = 0.0
         self._shown: dict[str, Any] | None = None  # what the last line was made of
         self._live: Live | None = None
+        self.reader_gone = False
         self._metrics: dict[str, Any] = {}
         self._curve: list[tuple[float, float]] = []  # (steps, return_mean)
         self._best = -math.inf
@@ -72,13 +82,16 @@ class LiveView:
     def start(self) -> None:
         """Begin to draw. Text that anything prints from now on appears above the panel."""
         if not self._plain and self._live is None:
-            self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=4)
-            self._live.start()
+            live = _GuardedLive(self._guarded, get_renderable=self._panel, console=self._console, refresh_per_second=4)
+            with self._guarded():
+                live.start()
+                self._live = live
 
     def stop(self) -> None:
         """Draw the last state, leave it on the screen, and stop; safe to call twice."""
         if self._live is not None:
-            self._live.stop()
+            with self._guarded():
+                self._live.stop()
             self._live = None
         elif self._plain and self._metrics is not self._shown and self._metrics:
             self._print(self._line())
@@ -106,7 +119,18 @@ class LiveView:
             self._shown = self._metrics
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with self._guarded():
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SystemExit) as error:  # rich makes a SystemExit of a broken pipe
+            self.reader_gone |= isinstance(error, BrokenPipeError | SystemExit)
+            self._console.quiet = True
+            with contextlib.suppress(OSError):  # what is buffered would fail again when the process ends
+                discard(self._console.file.fileno())
 
     # -- one line
 
@@ -240,6 +264,25 @@ class LiveView:
         yield "" if done is not None else "progress", Text("   ".join(parts))
 
 
+class _GuardedLive(Live):
+    """A panel whose own thread survives a terminal that has gone."""
+
+    def __init__(self, guarded: Callable[[], AbstractContextManager[None]], **settings: Any) -> None:
+        self._guarded = guarded
+        super().__init__(**settings)
+
+    def refresh(self) -> None:
+        with self._guarded():
+            super().refresh()
+
+
+def discard(descriptor: int) -> None:
+    """Let what is written to an open descriptor go nowhere from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 _ALARMS = ("restarts", "lost")
 _BEST_AFTER = 100  # episodes
 _TREND_WORDS = {1: "rising", 0: "flat", -1: "falling"}
@@ -321,3 +364,30 @@ def _number(value: float) -> str:
 def _duration(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+
+
+@contextlib.contextmanager
+def logging_to(path: Path, view: LiveView, *, quiet: bool) -> Iterator[None]:
+    """Send this package's log to log.txt and, from INFO on, above the live view."""
+    handlers: list[logging.Handler] = [logging.FileHandler(path)]
+    handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    if not quiet:
+        handlers.append(_ViewHandler(view))
+    _LOG.setLevel(logging.DEBUG)
+    for handler in handlers:
+        _LOG.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            _LOG.removeHandler(handler)
+            handler.close()
+
+
+class _ViewHandler(logging.Handler):
+    def __init__(self, view: LiveView) -> None:
+        super().__init__(logging.INFO)
+        self.view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.view.message(record.getMessage())

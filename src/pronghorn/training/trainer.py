@@ -11,24 +11,21 @@ import ctypes
 import json
 import logging
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
-import psutil
 import tomli_w
 import torch
 from rich.console import Console
 
 import pronghorn.training.checkpoint as checkpoints
+import pronghorn.training.stall as stall
 from pronghorn.config import Config, derive_seed, walk
 from pronghorn.defaults import resolve
 from pronghorn.envs.registry import make_pool
@@ -36,28 +33,28 @@ from pronghorn.envs.registry import resolve as resolve_name
 from pronghorn.errors import ConfigError, MissingExtraError, PronghornError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
 from pronghorn.evaluation.policy import build_model, spec_to_json
+from pronghorn.limits import require_store, require_threads
+from pronghorn.machine import available_memory
 from pronghorn.rules import changed_settings, validate
 from pronghorn.settings_file import from_toml, to_toml
 from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
-from pronghorn.training.live import LiveView
+from pronghorn.training.live import LiveView, logging_to
 from pronghorn.training.metrics import EpisodeTracker, MetricsWriter
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
+from pronghorn.training.signals import READER_GONE, StopSignals
 from pronghorn.training.store import Replay, Store, step_fields
 from pronghorn.types import Pool
 
 POLL_S = 0.1
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-for _name, _code in (("SIGUSR1", 138), ("SIGHUP", 129)):
-    if hasattr(signal, _name):
-        EXIT_CODES[getattr(signal, _name)] = _code
 
 _LOG = logging.getLogger("pronghorn")
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. reason: 'steps', 'frames', 'minutes', 'return', 'signal', or 'finished already'."""
+    """How a run ended. reason: 'steps', 'frames', 'minutes', 'return', 'signal', 'output closed' (a pipe without its
+    reader), or 'finished already'."""
 
     run_dir: Path
     steps: int
@@ -87,6 +84,8 @@ def train(config: Config, *, resume: bool = False, started_at: float | None = No
         latest = checkpoints.previous(config.run_path, resume=resume)
         if latest:
             list(changed_settings(from_toml(config.run_path / "config.toml"), config))  # refuses what may not change
+        else:  # a run may go on where there are fewer cores, with the threads that it was begun with
+            require_threads(config.threads)
         finished = _already_finished(config, latest)
         if finished:
             return finished
@@ -101,7 +100,8 @@ class _Run:
         self.run_dir = config.run_path
         _keep_memory_mapped()
         if config.log.live != "off":
-            print(f"starting {', '.join(config.env_names)} ...", file=sys.stderr)  # engines take seconds to start
+            with contextlib.suppress(OSError):
+                print(f"starting {', '.join(config.env_names)} ...", file=sys.stderr)  # engines take seconds to start
         with contextlib.ExitStack() as cleanup:
             seed = config.seed if latest is None else derive_seed(config.seed, 3, latest.state["updates"])
             self.pool: Pool = make_pool(config, seed=seed, ordered=config.deterministic)
@@ -121,7 +121,10 @@ class _Run:
         torch.set_num_threads(config.threads)
         leaves = sampled_leaves(spec, last_action=config.model.last_action, last_reward=config.model.last_reward)
         numbers = sum(f.num_bytes for f in step_fields(spec.action).values())
-        _require_memory(config, sum(leaf.num_bytes for leaf in leaves.values()) + numbers, self.pool.num_rows)
+        on_gpu = self.device.type == "cuda"
+        free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else available_memory()
+        bytes_per_step = sum(leaf.num_bytes for leaf in leaves.values()) + numbers
+        require_store(config, bytes_per_step, self.pool.num_rows, free)
         try:
             self.model, actor = (build_model(config.model, spec).to(self.device) for _ in range(2))
         except RuntimeError as error:
@@ -135,6 +138,8 @@ class _Run:
         self.tracker = EpisodeTracker(self.pool.num_rows, self.pool.tasks, self.pool.task_ids)
         self.best_return, self.previous_s = -float("inf"), 0.0
         self._notes: list[str] = []  # to be said once the log is open
+        if config.threads > (os.cpu_count() or 1):
+            self._notes.append(f"{config.threads} threads are more than the cores of this machine: --threads sets them")
         if self.latest:
             self._restore(self.latest)
         self.store = Store(
@@ -160,7 +165,7 @@ class _Run:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._reason = ""
-        self._signal = 0
+        self.signals = StopSignals(force=self.pool.close, quiet=config.log.live == "off")
         self.evaluator = BackgroundEvaluator(config, spec, self._stop)
         self._eval_mean: float | None = None
         self._last_save = time.monotonic()
@@ -185,8 +190,8 @@ class _Run:
             )
             self.view = self._make_view()
             stack.callback(self.view.stop)
-            stack.enter_context(_logging_to(self.run_dir / "log.txt", self.view, quiet=config.log.live == "off"))
-            stack.enter_context(self._signals())
+            stack.enter_context(logging_to(self.run_dir / "log.txt", self.view, quiet=config.log.live == "off"))
+            stack.enter_context(self.signals.caught())
             self._say_what_runs()
             self.view.start()
             self._mark_interval()
@@ -201,12 +206,15 @@ class _Run:
         ]
         for thread in threads:
             thread.start()
+        alarm = stall.StallAlarm(stall.AFTER_S)
         try:
             while not self._stop.wait(POLL_S):
                 self._check_limits()
                 if self.config.log.every_s and time.monotonic() >= self._interval["next"]:
                     self._report()
                 self._evaluate_when_due()
+                if alarm.rings((self.sampler.num_steps, self.learner.updates)):
+                    self._say_what_stands_still(alarm.after_s, threads)
         except BaseException as error:
             self._fail(error)
         self._stop.set()
@@ -282,8 +290,11 @@ class _Run:
         return ""
 
     def _check_limits(self) -> None:
-        if self._signal:
+        if self.signals.number:
             self._end("signal")
+        elif self.view.reader_gone:
+            _LOG.warning("the reader of the output has gone: saving and stopping")
+            self._end("output closed")
         elif self.config.minutes and time.time() - self.started_at >= 60.0 * self.config.minutes:
             self._end("minutes")
 
@@ -294,31 +305,6 @@ class _Run:
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
         self._stop.set()
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Stop at a signal; a second one forces. Set explicitly: background jobs inherit SIGINT ignored."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        hangup = getattr(signal, "SIGHUP", None)  # which nohup has set to be ignored
-        wanted = [n for n in EXIT_CODES if n != hangup or signal.getsignal(n) != signal.SIG_IGN]
-        old = {number: signal.signal(number, self._on_signal) for number in wanted}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._signal:
-            self.pool.close()
-            os._exit(EXIT_CODES[signal.Signals(number)])
-        self._signal = number
-        name = signal.Signals(number).name
-        if self.config.log.live != "off":
-            with contextlib.suppress(OSError):  # the terminal may be gone
-                os.write(2, f"\n{name}: saving and stopping; once more ends at once\n".encode())  # safe in a handler
 
     # ------------------------------------------------------------ evaluation
 
@@ -512,25 +498,17 @@ class _Run:
         if not (c.steps or c.frames or c.minutes or c.eval.until_return is not None):
             _LOG.info("no limit given: runs until Ctrl-C (limits: --steps, --frames, --minutes)")
 
+    def _say_what_stands_still(self, seconds: float, threads: list[threading.Thread]) -> None:
+        state = [*stall.places(threads), *getattr(self.pool, "state", list)()]
+        _LOG.warning("neither a step nor an update for %g s:\n  %s", seconds, "\n  ".join(state))
+
     def _result(self) -> Result:
         steps, snapshot = self.learner.steps, self.tracker.snapshot()
-        code = EXIT_CODES[signal.Signals(self._signal)] if self._reason == "signal" else 0
+        code = {"output closed": READER_GONE, "signal": self.signals.number and self.signals.exit_code}
         return Result(
             self.run_dir, steps, steps * self.pool.spec.frame_skip, self.learner.updates, self._time_s(), self._reason,
-            snapshot.get("return_mean"), self._eval_mean, code,
+            snapshot.get("return_mean"), self._eval_mean, code.get(self._reason, 0),
         )  # fmt: skip
-
-
-def _require_memory(config: Config, bytes_per_step: int, num_rows: int) -> None:
-    """Refuse a store of unrolls that this machine cannot hold, before the system starts to swap or kill."""
-    n, num_unrolls = config.learner, config.num_slots(num_rows) + config.learner.batch_unrolls  # and the batch's copy
-    if n.replay_fraction:
-        num_unrolls += n.replay_unrolls
-    need, free = num_unrolls * (n.unroll_length + 1) * bytes_per_step, psutil.virtual_memory().available
-    if need > free:
-        rule = f"makes {num_unrolls:,} unrolls that need {need / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free"
-        fix = "Lower it, --learner.batch-unrolls or the number of environments."
-        raise ConfigError("learner.unroll_length", n.unroll_length, rule, fix)
 
 
 def _already_finished(config: Config, latest: Checkpoint | None) -> Result | None:
@@ -554,34 +532,7 @@ def _already_finished(config: Config, latest: Checkpoint | None) -> Result | Non
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- the log and the machine
-
-
-@contextlib.contextmanager
-def _logging_to(path: Path, view: LiveView, *, quiet: bool) -> Iterator[None]:
-    """Send this package's log to log.txt and, from INFO on, above the live view."""
-    handlers: list[logging.Handler] = [logging.FileHandler(path)]
-    handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    if not quiet:
-        handlers.append(_ViewHandler(view))
-    _LOG.setLevel(logging.DEBUG)
-    for handler in handlers:
-        _LOG.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            _LOG.removeHandler(handler)
-            handler.close()
-
-
-class _ViewHandler(logging.Handler):
-    def __init__(self, view: LiveView) -> None:
-        super().__init__(logging.INFO)
-        self.view = view
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.view.message(record.getMessage())
+# ---------------------------------------------------------------- the machine
 
 
 def pick_device(name: str) -> torch.device:

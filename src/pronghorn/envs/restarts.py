@@ -1,0 +1,74 @@
+"""How often dead workers are replaced: a budget of deaths, and an end to those that repeat. It ends no process."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+NUM_EQUAL = 3  # equal failures of one worker after which another restart is taken for useless
+
+
+class RestartBudget:
+    """Says when a death is one too many.
+
+    budget: restarts allowed within window_s, over all workers.
+
+    An environment that raises the same error in the same step of its life, although each life has new seeds, will
+    raise it again: after NUM_EQUAL such lives in a row of one worker, in none of which an episode ended, the rest of
+    the budget would only put the end off. Failures that depend on chance (another step, another text), kills and hangs
+    have the whole budget, and so has a worker that worked before and now fails at once, as something outside may be
+    missing for a while.
+    """
+
+    def __init__(self, budget: int, window_s: float) -> None:
+        self.budget, self.window_s = budget, window_s
+        self._deaths: deque[float] = deque()
+        self._equal: dict[int, tuple[tuple[object, ...], list[float]]] = {}  # by worker: (failure, when)
+        self._worked: set[int] = set()  # workers whose environments have stepped, as far as their ends have told
+
+    @property
+    def num_used(self) -> int:
+        """Deaths within the window that ends now."""
+        while self._deaths and self._deaths[0] < time.monotonic() - self.window_s:
+            self._deaths.popleft()
+        return len(self._deaths)
+
+    def episode_ended(self, worker: int) -> None:
+        """The worker's present life is of use."""
+        self._worked.add(worker)
+        self._equal.pop(worker, None)
+
+    def why_not(self, worker: int, report: Mapping[str, Any] | None) -> str:
+        """Count a death. '' if the worker is to be replaced, else why not.
+
+        report: what the worker said of its failure (`envworker.main`), None if it could say nothing.
+        """
+        if self.num_used >= self.budget:
+            return (
+                f"The budget of {self.budget} restarts within {self.window_s:g} s is used up "
+                "(restart_budget, restart_window_s)."
+            )
+        self._deaths.append(time.monotonic())
+        if self._num_equal(worker, report) >= NUM_EQUAL:
+            return (
+                f"{NUM_EQUAL} times in a row this worker failed so in the same step and before any episode ended: "
+                "no more of its restarts were tried."
+            )
+        return ""
+
+    def _num_equal(self, worker: int, report: Mapping[str, Any] | None) -> int:
+        """Equal failures of the worker in a row, within the window."""
+        at_once = report is not None and report["steps"] == 0
+        if not at_once:
+            self._worked.add(worker)
+        if report is None or report["phase"] != "step" or (at_once and worker in self._worked):
+            self._equal.pop(worker, None)
+            return 0
+        failure = tuple(report[name] for name in ("env", "steps", "type", "message", "traceback"))
+        before, times = self._equal.get(worker, (failure, []))
+        now = time.monotonic()
+        recent = [t for t in times if t >= now - self.window_s] if before == failure else []
+        self._equal[worker] = failure, [*recent, now]
+        return len(recent) + 1

@@ -1,0 +1,62 @@
+"""Signals that end a run: the first one asks, a second one forces. It saves nothing; the trainer does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+# SIGUSR1 is what schedulers send before their time limit, SIGHUP what a terminal sends that closes.
+EXIT_CODES = {
+    getattr(signal, name): code
+    for name, code in (("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 138), ("SIGHUP", 129))
+    if hasattr(signal, name)
+}
+READER_GONE = 141  # as a process that SIGPIPE ends
+
+
+class StopSignals:
+    """The signal that asked the run to stop, once there was one.
+
+    force: what a second signal does before it ends the process at once, without saving.
+    quiet: do not tell the terminal that a signal was understood.
+    """
+
+    def __init__(self, force: Callable[[], None], *, quiet: bool) -> None:
+        self._force, self._quiet = force, quiet
+        self.number = 0
+
+    @property
+    def exit_code(self) -> int:
+        """That of the process, for the signal that came."""
+        return EXIT_CODES[signal.Signals(self.number)]
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catch them while this lasts; only a main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        hangup = getattr(signal, "SIGHUP", None)  # which nohup has set to be ignored
+        wanted = [n for n in EXIT_CODES if n != hangup or signal.getsignal(n) != signal.SIG_IGN]
+        # Set explicitly: background jobs inherit SIGINT ignored.
+        old = {number: signal.signal(number, self._on_signal) for number in wanted}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.number:
+            self._force()
+            os._exit(EXIT_CODES[signal.Signals(number)])
+        self.number = number
+        if not self._quiet and sys.stderr is not None:  # else descriptor 2 may be any file
+            name = signal.Signals(number).name
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, f"\n{name}: saving and stopping; once more ends at once\n".encode())  # safe in a handler

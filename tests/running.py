@@ -1,0 +1,48 @@
+"""How tests run the command as a process: start it, wait for its numbers, see that it leaves no child."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from pronghorn.training.metrics import read_metrics
+
+TESTS = Path(__file__).parent
+
+
+def env(name: str, file: str = "learnable_envs.py") -> str:
+    return f"{TESTS / file}:{name}"
+
+
+def start(run_dir: Path, *flags: str, env_id: str = env("Match")) -> subprocess.Popen[str]:
+    fixed = ["--log.every-s", "0.5", "--env.workers", "2", "--env.envs-per-worker", "8", "--log.no-tensorboard"]
+    argv = [sys.executable, "-m", "pronghorn", "train", env_id, "--run-dir", str(run_dir), *fixed, *flags]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=run_dir.parent)
+
+
+def wait_for_steps(run_dir: Path, steps: int, process: subprocess.Popen[str]) -> None:
+    wait_for_metric(run_dir, "steps", steps, process)
+
+
+def wait_for_metric(run_dir: Path, name: str, value: float, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        lines = read_metrics(run_dir) if (run_dir / "metrics.jsonl").exists() else []
+        if lines and lines[-1][name] >= value:
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError("no progress")
+
+
+def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def assert_gone(processes: list[psutil.Process], within_s: float = 10.0) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []

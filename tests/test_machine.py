@@ -1,0 +1,75 @@
+"""What the machine offers, read from control groups that tests write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pronghorn import machine
+
+GIB = 1 << 30
+Write = Callable[[str, object], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a file of a control group; the process is in 'job/step' of version 2, and in 'old' of version 1."""
+    (tmp_path / "own").write_text("4:memory:/old\n3:cpu,pids:/gone\n0::/job/step\n")
+    monkeypatch.setattr(machine, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path / "groups")
+
+    def write(name: str, value: object) -> None:
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+
+    return write
+
+
+def test_without_control_groups_memory_is_the_machines(write: Write) -> None:
+    assert machine.available_memory() == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    write("job/memory.max", "max")
+    write("job/memory.current", 5)
+    assert machine.available_memory() > 1 << 20
+
+
+def test_the_narrowest_group_around_the_process_counts_and_cached_files_are_free(write: Write) -> None:
+    write("job/memory.max", 100 << 20)
+    write("job/memory.current", 80 << 20)
+    assert machine.available_memory() == 20 << 20
+    write("job/memory.stat", f"anon 1\nactive_file {3 << 20}\ninactive_file {4 << 20}")
+    assert machine.available_memory() == 27 << 20
+    write("job/step/memory.max", 9 << 20)
+    write("job/step/memory.current", 10 << 20)  # over it: nothing is left
+    assert machine.available_memory() == 0
+
+
+def test_version_1_has_other_names(write: Write) -> None:
+    write("memory/old/memory.limit_in_bytes", 64 << 20)
+    write("memory/old/memory.usage_in_bytes", 60 << 20)
+    write("memory/old/memory.stat", f"inactive_file 1\ntotal_inactive_file {2 << 20}\ntotal_active_file 0")
+    assert machine.available_memory() == 6 << 20
+
+
+def test_processes_left_by_a_group_of_a_container_whose_own_path_is_not_seen(write: Write) -> None:
+    write("pids/pids.max", 100)
+    write("pids/pids.current", 70)
+    free = machine.free_processes()
+    assert free is not None
+    assert free <= 30
+    assert os.getuid() != 0 or free == 30
+
+
+def test_files_that_may_be_opened_become_fewer_by_each_that_is(tmp_path: Path) -> None:
+    before = machine.free_files()
+    assert before is not None
+    with open(tmp_path / "one", "w"), open(tmp_path / "two", "w"):
+        assert machine.free_files() == before - 2
+
+
+def test_cores_follow_the_affinity_mask() -> None:
+    assert 1 <= machine.available_cores() <= len(os.sched_getaffinity(0))
