@@ -9,7 +9,8 @@ import warnings
 import numpy as np
 import pytest
 
-from pronghorn.config import Config, EnvConfig, resolve
+from pronghorn.config import Config, EnvConfig
+from pronghorn.defaults import resolve
 from pronghorn.envs.registry import make_env, make_pool
 from pronghorn.errors import ConfigError, EnvError, MissingExtraError, SpaceError, UnknownEnvError
 from pronghorn.types import Event
