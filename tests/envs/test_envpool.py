@@ -200,8 +200,8 @@ def test_arrays_of_one_recv_are_not_overwritten_by_the_next(make):
     ("task", "leaves", "action"),
     [
         ("Pendulum-v1", {"obs": ("vector", (3,))}, "1 continuous"),
-        ("FrozenLake-v1", {"obs": ("discrete", (1,))}, "4 choices"),
-        ("MiniGrid-Empty-5x5-v0", {"direction": ("discrete", (1,)), "image": ("image", (7, 7, 3)),
+        ("FrozenLake-v1", {"obs": ("discrete", ())}, "4 choices"),
+        ("MiniGrid-Empty-5x5-v0", {"direction": ("discrete", ()), "image": ("image", (7, 7, 3)),
                                    "mission": ("vector", (96,))}, "7 choices"),
         ("HalfCheetah-v4", {"obs": ("vector", (17,))}, "6 continuous"),
         ("Pong-v5", {"obs": ("image", (4, 84, 84))}, "6 choices"),

@@ -117,10 +117,10 @@ def test_our_frame_skip_sums_rewards_and_stops_at_the_end():
     env = GymnasiumEnv(Skipping(frameskip=1), frame_skip=8)
     env.reset(0)
     assert env.spec["frame_skip"] == 8
-    seen = [env.step(ZERO, NOTHING)[0]["obs"][0] for _ in range(2)]
+    seen = [env.step(ZERO, NOTHING)[0]["obs"] for _ in range(2)]
     assert seen == [8, 16]
     obs, reward, terminated, *_ = env.step(ZERO, NOTHING)
-    assert (obs["obs"][0], reward, terminated) == (20, 4.0, True)
+    assert (obs["obs"], reward, terminated) == (20, 4.0, True)
 
 
 @pytest.mark.case("ENV-16")

@@ -87,7 +87,10 @@ class Learner:
             if stopping():
                 break
         if self.num_skipped == skipped:  # whatever was not finite must not get into the statistics either
-            self._update_normalizers(batch, torch.cat(targets), torch.cat(counts) if counts else None, weights)
+            if estimate is not None:  # the same in every epoch, so each counts once
+                self._update_normalizers(batch, estimate.targets, weights, weights)
+            else:
+                self._update_normalizers(batch, torch.cat(targets), torch.cat(counts) if counts else None, weights)
         self.version += 1
         self.steps += batch.num_fresh
         report = {k: float(np.mean([r[k] for r in reports if k in r])) for k in sorted({k for r in reports for k in r})}
