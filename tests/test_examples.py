@@ -197,6 +197,7 @@ def test_trainer_and_example_compute_the_same_losses(example: ModuleType) -> Non
         "env.workers": 1, "env.envs_per_worker": B, "env.groups": 1, "learner.unroll_length": T, "algo": "impala",
         "learner.batch_unrolls": B, "learner.normalize_advantages": False, "model.normalize_obs": False,
         "model.normalize_returns": False, "learner.gamma": 0.97, "learner.exploration_coef": 0.02,
+        "learner.lambda_": 1.0,
     }  # fmt: skip
     config = resolve(replace(Config(env="x:y"), values), spec)
     torch.manual_seed(0)

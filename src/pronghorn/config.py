@@ -156,7 +156,9 @@ class LearnerConfig:
     """Weight of the KL divergence of the policy from the one that acted (the sampled estimate)."""
     normalize_advantages: Annotated[Auto[bool], _AUTO_BOOL] = AUTO
     """Shift and scale the advantages to mean 0 and deviation 1: over the batch if they are made once for several
-    passes, else over each minibatch."""
+    passes, else over each minibatch. Off: they are in the critic's units, so divided by the deviation of returns if
+    those are normalised. A batch must be large for it: in a small one that holds no success or failure, noise gets
+    the size that they have in others."""
     reduction: Annotated[Auto[Literal["mean", "sum"]], _auto_choice("mean", "sum")] = AUTO
     """Mean or sum of the losses over a batch (IMPALA's learning rates belong to the sum)."""
     reward_scale: float = 1.0

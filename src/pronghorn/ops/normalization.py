@@ -64,9 +64,9 @@ class ReturnNorm(nn.Module):
     """Value targets to mean 0 and standard deviation 1, keeping the critic's outputs (PopArt, van Hasselt et al.
     2016; Hessel et al. 2018, eq. 9-10).
 
-    memory: samples after which a batch has lost 1 - 1/e of its weight. Counted in samples, so that small batches are not
-        forgotten sooner: moments of a fraction of an episode would swing with what all environments do just then. Long
-        against an episode of all of them, short against the growth of returns while a policy improves.
+    memory: samples after which a batch has lost 1 - 1/e of its weight. Counted in samples, so that small batches are
+        not forgotten sooner: moments of a fraction of an episode would swing with what all environments do just then.
+        Long against an episode of all of them, short against the growth of returns while a policy improves.
     min_std: floor of the standard deviation in return units. While a sparse reward has not been met the spread
         is 0, and the floor bounds how large the first reward looks.
 

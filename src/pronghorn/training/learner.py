@@ -162,9 +162,7 @@ class Learner:
         values = self.model.denormalize_value(out.values)
         estimate = _estimate(log_rhos, values, batch.steps, self.hyper, self.settings)
         report = _critic_report(estimate.targets, values[:-1], weights)
-        if self.settings.normalize_advantages:
-            estimate = estimate._replace(advantages=losses.normalize_advantages(estimate.advantages, weights))
-        return estimate, report
+        return _scaled(estimate, weights, self.model, self.settings), report
 
     def _minibatches(self, whole: Part) -> Iterator[Part]:
         """What each optimiser step of an iteration trains on: every sample once an epoch (see Config.single_steps)."""
@@ -254,7 +252,7 @@ def compute_losses(
     """The whole loss of one optimiser step, from observations to a scalar.
 
     weights: [T, b] or None.
-    estimate: targets and advantages made before (advantages normalised, if they are to be); None to make them here.
+    estimate: targets and scaled advantages made before; None to make them here.
     """
     steps = batch.steps
     num_rows = len(steps["reward"])
@@ -267,8 +265,7 @@ def compute_losses(
         values = model.denormalize_value(out.values.detach())
         estimate = _estimate(log_ratio.detach(), values, steps, hyper, settings)
         critic_report = _critic_report(estimate.targets, values[:num_rows], weights)
-        if settings.normalize_advantages:
-            estimate = estimate._replace(advantages=losses.normalize_advantages(estimate.advantages, weights))
+        estimate = _scaled(estimate, weights, model, settings)
     advantages = estimate.advantages
 
     reduction = settings.reduction
@@ -372,6 +369,18 @@ def _estimate(
         return vtrace
     # Again: A_t = r_t + gamma v_{t+1} - V(x_t), without rho_t.
     return returns.VTrace(vtrace.targets, vtrace.advantages / log_rhos.exp().clamp(min=1e-8, max=clip))
+
+
+def _scaled(estimate: Estimate, weights: Tensor | None, model: ActorCritic, settings: LearnerConfig) -> Estimate:
+    """Advantages as the policy loss takes them: normalised over their batch, or in the units of normalised returns."""
+    if settings.normalize_advantages:
+        advantages = losses.normalize_advantages(estimate.advantages, weights)
+    elif model.return_norm is not None:
+        # A_t / sigma: the scale-invariant policy gradient of Hessel et al. 2018
+        advantages = estimate.advantages / model.return_norm.std.to(estimate.advantages.dtype)
+    else:
+        return estimate
+    return estimate._replace(advantages=advantages)
 
 
 def _gae(values: Tensor, steps: Mapping[str, Tensor], rewards: Tensor, hyper: Hyperparameters) -> returns.GAE:
