@@ -64,13 +64,12 @@ class ReturnNorm(nn.Module):
     """Value targets to mean 0 and standard deviation 1, keeping the critic's outputs (PopArt, van Hasselt et al.
     2016; Hessel et al. 2018, eq. 9-10).
 
-    memory: samples after which a batch has lost 1 - 1/e of its weight. Counted in samples, so that small batches are
-        not forgotten sooner: moments of a fraction of an episode would swing with what all environments do just then.
-        Long against an episode of all of them, short against the growth of returns while a policy improves.
+    decay: of the exponential moving moments, per update. 0.99 remembers about 100 updates: long against the
+        noise of one batch, short against the growth of returns while a policy improves.
     min_std: floor of the standard deviation in return units. While a sparse reward has not been met the spread
         is 0, and the floor bounds how large the first reward looks.
 
-    The moments are divided by the decayed count, as Adam's are, so they are right from the first update on.
+    The moments are divided by 1 - decay^updates, as in Adam, so they are right from the first update on.
     """
 
     first: Tensor
@@ -79,9 +78,9 @@ class ReturnNorm(nn.Module):
     mean: Tensor  # [] float64; 0 before the first update
     std: Tensor  # [] float64, at least min_std; 1 before the first update
 
-    def __init__(self, memory: float = 500_000.0, min_std: float = 1e-2) -> None:
+    def __init__(self, decay: float = 0.99, min_std: float = 1e-2) -> None:
         super().__init__()
-        self.memory, self.min_std = memory, min_std
+        self.decay, self.min_std = decay, min_std
         # decayed sums of x, of x^2 and of 1; and what follows from them, kept because every forward pass asks for it
         for name, value in (("first", 0.0), ("second", 0.0), ("weight", 0.0), ("mean", 0.0), ("std", 1.0)):
             self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
@@ -105,8 +104,8 @@ class ReturnNorm(nn.Module):
         wide = torch.where(counts > 0, targets, 0.0).double()
         total = counts.double().sum()
         share = counts.double() / total.clamp(min=1e-12)
-        step = -torch.expm1(-total / self.memory)  # 0 where nothing is counted: nothing changes
-        # m <- m + (1 - exp(-n / memory)) (E[x] - m)
+        step = torch.where(total > 0, 1.0 - self.decay, 0.0)  # nothing counted: nothing changes
+        # m <- decay m + (1 - decay) E[x]
         self.first.lerp_((wide * share).sum(), step)
         self.second.lerp_((wide.square() * share).sum(), step)
         self.weight.lerp_(torch.ones_like(self.weight), step)
