@@ -38,10 +38,10 @@ def test_kind_of_observation_decides_the_network() -> None:
 def test_one_step_algorithms_take_small_batches_of_short_unrolls_on_vectors() -> None:
     appo, impala, a2c = (resolved(algo=algo).learner for algo in ("appo", "impala", "a2c"))
     assert (appo.unroll_length, appo.batch_unrolls, appo.epochs, appo.minibatches) == (128, 16, 4, 16)
-    assert (impala.unroll_length, impala.batch_unrolls, impala.epochs, impala.minibatches) == (8, 16, 1, 1)
+    assert (impala.unroll_length, impala.batch_unrolls, impala.epochs, impala.minibatches) == (20, 4, 1, 1)
     assert (a2c.unroll_length, a2c.batch_unrolls, a2c.epochs, a2c.minibatches) == (8, 16, 1, 1)
     many = resolved(algo="impala", **{"env.envs_per_worker": 512})  # within the lag limit, whatever the number of rows
-    assert many.learner.batch_unrolls == 1024
+    assert many.learner.batch_unrolls == 256
     assert resolved(PIXELS, algo="impala").learner.unroll_length == 32
 
 

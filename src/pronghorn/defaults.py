@@ -64,8 +64,12 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     if spec.rows_wait and config.max_lag <= 1:
         rule = "must be at least 2 here: rows of this environment may wait (absent agents, next-step auto-reset)"
         raise ConfigError("max_lag", config.max_lag, rule, "Add --max-lag 16, or use a same-step auto-reset.")
-    # Taking turns needs whole unrolls of all rows in each batch. On vectors unrolls of all rows are the least alike.
-    fresh_unrolls = num_rows if config.max_lag <= 1 or kind == "vector" else max(32, num_rows // 2)
+    # Taking turns needs whole unrolls of all rows in each batch. Several passes over a batch want a large one; a single
+    # optimiser step wants a small one, so that there are many.
+    if config.max_lag <= 1 or (kind == "vector" and config.learner.epochs > 1):
+        fresh_unrolls = num_rows
+    else:
+        fresh_unrolls = max(1, num_rows // 4) if kind == "vector" else max(32, num_rows // 2)
     batch_unrolls = round(fresh_unrolls / (1.0 - min(config.learner.replay_fraction, 0.99)))
     config = with_defaults(config, {"learner.batch_unrolls": batch_unrolls})
     validate(config)
