@@ -33,9 +33,10 @@ class Match(Env[Any, Any]):
 
 
 class Recall(Env[Any, Any]):
-    """A cue is shown once and must be named two steps later: return 1 with memory, 0.5 without."""
+    """A cue is shown once and must be named at the last of `length` steps: return 1 with memory, 0.5 without."""
 
-    def __init__(self) -> None:
+    def __init__(self, length: int = 3) -> None:
+        self.length = length
         self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.count = self.cue = 0
@@ -47,9 +48,9 @@ class Recall(Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.count += 1
-        over = self.count == 3
+        over = self.count == self.length
         reward = float(over and action == self.cue)
-        return np.array([0.0, self.count / 3], np.float32), reward, over, False, {}
+        return np.array([0.0, self.count / self.length], np.float32), reward, over, False, {}
 
 
 class Masked(Env[Any, Any]):
