@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pronghorn.cli import parse_train, run
+from pronghorn.cli import main, parse_train, run
 from pronghorn.config import Config, replace
 from pronghorn.errors import CheckpointError, ConfigError, PronghornError, UnknownEnvError, UsageError
 from pronghorn.training.trainer import train
@@ -97,6 +97,17 @@ def test_every_command_explains_itself(command: str) -> None:
     assert code == 0
     assert "usage: pronghorn " + command in output
     assert len(output.splitlines()) > 5
+
+
+def test_a_connection_that_breaks_in_training_is_no_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A reader of the output that went away is one; a service of the run that did is not."""
+
+    def train(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("pronghorn.training.trainer.train", train)
+    with pytest.raises(RuntimeError, match="connection broke"):
+        main(["train", "gym:CartPole-v1", "--run-dir", str(tmp_path / "run")])
 
 
 def test_every_setting_is_explained() -> None:

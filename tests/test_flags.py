@@ -10,7 +10,13 @@ from pronghorn.cli import parse_train
 from pronghorn.errors import ConfigError
 from pronghorn.flags import spelled
 
-TYPES = {"resume": bool, "log.tensorboard": bool, "model.separate_critic": Optional[bool], "steps": Optional[int]}  # noqa: UP045
+TYPES = {
+    "resume": bool,
+    "log.tensorboard": bool,
+    "model.separate_critic": Optional[bool],  # noqa: UP045
+    "steps": Optional[int],  # noqa: UP045
+    "run_dir": str,
+}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +33,9 @@ TYPES = {"resume": bool, "log.tensorboard": bool, "model.separate_critic": Optio
         ("--model.no-separate-critic", "--model.separate-critic False"),
         ("--resume False --steps 1e3", "--no-resume --steps 1000"),
         ("--steps=2e6", "--steps=2000000"),
+        ("--steps 9007199254740993", "--steps 9007199254740993"),  # no float holds it
+        ("--run_dir my_runs/a_b", "--run-dir my_runs/a_b"),
+        ("--run_dir=my_runs/a_b", "--run-dir=my_runs/a_b"),
         ("--resume runs/one", "--resume runs/one"),  # a word after a switch is no value of it
         ("--steps 1.5", "--steps 1.5"),  # left for the parser to refuse
         ("--what.ever True", "--what.ever True"),

@@ -112,6 +112,7 @@ def test_a_terminal_that_closes_stops_the_run_with_129_after_a_save(tmp_path: Pa
     read_until(master, b"steps/s")  # the panel is drawn
     children = children_of(process)
     os.close(master)
+    process.send_signal(signal.SIGHUP)  # a shell between them passes its own on
     assert process.wait(30) == 129
     assert_gone(children)
     assert_saved_whole(tmp_path / "run")

@@ -185,7 +185,10 @@ def _train(argv: list[str]) -> int:
     _quiet_thread_pools()
     from pronghorn.training.trainer import train
 
-    result = train(config, resume=args.resume, started_at=started_at)
+    try:
+        result = train(config, resume=args.resume, started_at=started_at)
+    except BrokenPipeError as error:  # a service's connection, say; the reader of our output is the trainer's matter
+        raise RuntimeError("A connection broke while the run trained") from error
     try:
         _say_result(result, config)
         _flush()

@@ -1,4 +1,4 @@
-"""Flags as people write them, brought to the one form that the parser takes: switches and whole numbers.
+"""Flags as people write them, brought to the one form that the parser takes: names, switches and whole numbers.
 
 It knows no command and parses nothing; what it does not understand it leaves as it is.
 """
@@ -18,16 +18,20 @@ _WORDS = ("true", "false")
 def spelled(argv: Sequence[str], types: Mapping[str, Any]) -> list[str]:
     """argv in the parser's spelling. types: {dotted name: type} of every setting that may be named.
 
-    A switch may be given as --x, --no-x, --x True, --x=false; a whole number as 2e6. Raises ConfigError for a
+    Names may have underscores (--run_dir). A switch may be given as --x, --no-x, --x True, --x=false; a whole number
+    as 2e6. Raises ConfigError for a
     switch that is set to anything else.
     """
     switches = _switches(types)
     whole = {_flag(name) for name, hint in types.items() if int in options_of(hint)}
+    known = {_flag(name) for name in types}
     tokens, out = deque(argv), list[str]()
     while tokens:
         token = tokens.popleft()
         name, equals, value = token.partition("=")
         flag = name.replace("_", "-")
+        if flag in known:
+            name = flag
         if flag in switches:
             if not equals and tokens and tokens[0].lower() in _WORDS:
                 value = tokens.popleft()
@@ -35,9 +39,9 @@ def spelled(argv: Sequence[str], types: Mapping[str, Any]) -> list[str]:
         elif flag in whole and equals:
             out.append(f"{name}={_whole(value)}")
         elif flag in whole and tokens:
-            out += [token, _whole(tokens.popleft())]
+            out += [name, _whole(tokens.popleft())]
         else:
-            out.append(token)
+            out.append(name + equals + value)
     return out
 
 
@@ -68,7 +72,12 @@ def _is_off(flag: str, value: str) -> bool:
 
 
 def _whole(text: str) -> str:
-    """'1e6' as '1000000'; anything else as it is."""
+    """'1e6' as '1000000'; anything else as it is, whole numbers of any size among it."""
+    try:
+        int(text)
+        return text
+    except ValueError:
+        pass
     try:
         value = float(text)
     except ValueError:

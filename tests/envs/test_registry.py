@@ -183,9 +183,9 @@ def test_what_only_the_script_registered_travels_to_the_workers(tmp_path):
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert result.stderr == ""
     assert result.stdout.splitlines() == [
-        "maze [[0], [0]]",
+        "maze [0, 0]",
         "[False, False]",
-        "gym:Mine-v0 [[5], [5]]",
+        "gym:Mine-v0 [5, 5]",
         "[True, True]",
     ]
 

@@ -147,9 +147,9 @@ def stream(pool, num_steps):
             if ready.event[i] == Event.INACTIVE:
                 actions[i] = 2  # ignored
                 continue
-            obs = (*ready.obs["where"][i].tolist(), *ready.obs["did"][i].tolist())
+            obs = (*ready.obs["where"][i].tolist(), int(ready.obs["did"][i]))
             if ready.event[i] != FIRST:
-                last_obs = (*final[row]["where"].tolist(), *final[row]["did"].tolist()) if ready.truncated[i] else None
+                last_obs = (*final[row]["where"].tolist(), int(final[row]["did"])) if ready.truncated[i] else None
                 outcome = float(ready.reward[i]), bool(ready.terminated[i]), bool(ready.truncated[i])
                 decisions[row].append((*open_ones.pop(row), *outcome, ready.event[i] == LAST, last_obs, obs))
             actions[i] = sum(obs) % 3

@@ -39,6 +39,17 @@ def test_a_second_signal_forces_with_its_own_code(monkeypatch: pytest.MonkeyPatc
     assert done == ["workers ended", 143]
 
 
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_a_hangup_forces_nothing(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closing terminal sends one, and its shell another."""
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"forced with {code}"))
+    signals = StopSignals(force=lambda: pytest.fail("forced"), quiet=True)
+    with signals.caught():
+        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signals.number == first
+
+
 def test_handlers_are_those_of_before_afterwards() -> None:
     before = {number: signal.getsignal(number) for number in EXIT_CODES}
     with StopSignals(force=lambda: None, quiet=True).caught():

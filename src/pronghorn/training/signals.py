@@ -1,4 +1,7 @@
-"""Signals that end a run: the first one asks, a second one forces. It saves nothing; the trainer does."""
+"""Signals that end a run: the first one asks, a second one forces. It saves nothing; the trainer does.
+
+A hang-up never forces: a terminal that closes sends one, and its shell passes on another.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ EXIT_CODES = {
     for name, code in (("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 138), ("SIGHUP", 129))
     if hasattr(signal, name)
 }
+_HANGUP = getattr(signal, "SIGHUP", None)
 READER_GONE = 141  # as a process that SIGPIPE ends
 
 
@@ -41,8 +45,7 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        hangup = getattr(signal, "SIGHUP", None)  # which nohup has set to be ignored
-        wanted = [n for n in EXIT_CODES if n != hangup or signal.getsignal(n) != signal.SIG_IGN]
+        wanted = [n for n in EXIT_CODES if n != _HANGUP or signal.getsignal(n) != signal.SIG_IGN]  # nohup ignores it
         # Set explicitly: background jobs inherit SIGINT ignored.
         old = {number: signal.signal(number, self._on_signal) for number in wanted}
         try:
@@ -53,6 +56,8 @@ class StopSignals:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.number:
+            if number == _HANGUP:
+                return
             self._force()
             os._exit(EXIT_CODES[signal.Signals(number)])
         self.number = number
