@@ -385,6 +385,15 @@ class Squad:
     def close(self) -> None: ...
 
 
+class Absent(Squad):
+    """'b' never appears, and 'c' only in the first episode, whose end it therefore never gets told."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed, options)
+        self.agents = ["a", "c"] if self.episode == 0 else ["a"]
+        return {agent: self._observe(agent) for agent in self.agents}, {}
+
+
 class UnequalActions(Squad):
     def action_space(self, agent: str) -> Any:
         return spaces.Discrete(4 if agent == "b" else 3)
