@@ -464,7 +464,7 @@ def test_observations_that_memory_cannot_hold_are_refused(start, monkeypatch):
     fits = layout.map_layout(start(toy()).spec, 1, 1)[0]
     monkeypatch.setattr(limits.machine, "available_memory", lambda: 64 << 20)
     assert start(toy())._size == fits
-    monkeypatch.setattr(workers, "require_workers", lambda *sizes: None)
+    monkeypatch.setattr(workers, "require_workers", lambda *sizes, **settings: None)
     monkeypatch.setattr(limits.machine, "available_memory", lambda: 64)
     with pytest.raises(ConfigError, match="number of environments = 1: rows of observations need"):
         start(toy())

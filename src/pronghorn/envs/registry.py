@@ -301,7 +301,8 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
     """A running pool of the config's environments; how many and where is filled in where it is left open.
 
     ordered: whole groups in fixed order, for the deterministic modes.
-    evaluation: the pool may run beside a training run, so its workers are not pinned to the cores of that run's.
+    evaluation: the pool may run beside a training run, so its workers are not pinned to the cores of that run's,
+        and it asks for no more files than it takes.
     """
     from pronghorn.defaults import resolve_env
 
@@ -326,6 +327,7 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
         start_timeout_s=env.start_timeout_s,
         restart_budget=env.restart_budget,
         sys_path=None,
+        evaluation=evaluation,
     )
 
 

@@ -88,6 +88,7 @@ class WorkerPool:
     start_timeout_s: limit for building the environments and their first reset.
     restart_budget: restarts allowed within restart_window_s; the next death raises WorkerDied, and so does a failure
         that only repeats itself (restarts.py).
+    evaluation: it may run beside a training run, so it asks for no more files than it takes itself.
 
     Rows with event LOST are not answered: `send` ignores them, whether they are left out or not. A failure
     before every row has been reset once is raised at once, by its kind: UnknownEnvError, MissingExtraError,
@@ -114,8 +115,10 @@ class WorkerPool:
         restart_window_s: float = 600.0,
         sys_path: Sequence[str] | None = None,
         nice: int = 0,
+        evaluation: bool = False,
     ) -> None:
         _require_sizes(envs, num_workers, envs_per_worker, num_groups)
+        require_workers(num_workers, num_workers * envs_per_worker, evaluation=evaluation)
         self.restarts = 0
         self._envs, self._seed, self._ordered, self._nice = list(envs), seed, ordered, nice
         self._python = interpreter(python)
@@ -575,7 +578,6 @@ def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worke
             f"{len(envs)} tasks cannot be dealt to {num_workers * envs_per_worker} environments",
             "Give every task at least one: raise env.num_workers or env.envs_per_worker.",
         )  # fmt: skip
-    require_workers(num_workers, num_workers * envs_per_worker)
 
 
 def _cores(pin: str, num_workers: int) -> list[int]:
