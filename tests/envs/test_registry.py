@@ -123,6 +123,15 @@ def test_modules_of_the_current_directory_are_found(tmp_path, monkeypatch):
     pool.close()
 
 
+@pytest.mark.parametrize(("name", "package"), [("atari:Pong", "ale_py"), ("envpool:CartPole-v1", "envpool")])
+def test_another_interpreter_for_what_runs_inside_the_trainer_is_refused(name, package):
+    pytest.importorskip(package)
+    other = config(name, python=sys.executable)
+    for build in (lambda: make_pool(other, seed=1, ordered=False), lambda: make_env(other, seed=1)):
+        with pytest.raises(ConfigError, match=f"env.python = .*{name} runs inside the trainer.* Leave it out"):
+            build()
+
+
 def test_an_evaluation_beside_training_starts_with_few_files_left(monkeypatch):
     monkeypatch.setattr(machine, "free_files", lambda: 12)
     make_pool(config(f"{TOYS}:Counter"), seed=1, ordered=False, evaluation=True).close()
