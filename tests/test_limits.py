@@ -54,6 +54,15 @@ def test_workers_are_at_most_what_files_and_processes_allow(monkeypatch: pytest.
         limits.require_workers(489, 489)
 
 
+def test_an_evaluation_needs_only_the_files_of_its_own_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_files", lambda: 12)
+    limits.require_workers(2, 16, evaluation=True)
+    with pytest.raises(ConfigError, match="needs 52 open files"):
+        limits.require_workers(2, 16)
+    with pytest.raises(ConfigError, match="needs 14 open files"):
+        limits.require_workers(3, 24, evaluation=True)
+
+
 def test_the_map_shared_with_workers_fits_into_memory() -> None:
     limits.require_map(GIB, 1000)
     with pytest.raises(ConfigError, match=r"= 1000: rows of observations need 2.0 GiB .* 1.0 GiB are free"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -73,3 +75,61 @@ def test_files_that_may_be_opened_become_fewer_by_each_that_is(tmp_path: Path) -
 
 def test_cores_follow_the_affinity_mask() -> None:
     assert 1 <= machine.available_cores() <= len(os.sched_getaffinity(0))
+
+
+def _cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))
+
+
+def test_cores_follow_the_narrowest_quota_of_the_groups_around_the_process(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _cores(monkeypatch, 16)
+    assert machine.available_cores() == 16
+    write("cpu.max", "900000 100000")
+    assert machine.available_cores() == 9
+    write("job/step/cpu.max", "max 100000")
+    assert machine.available_cores() == 9
+    write("job/cpu.max", "350000 100000")
+    assert machine.available_cores() == 3
+    write("job/step/cpu.max", "50000 100000")
+    assert machine.available_cores() == 1
+
+
+def test_cores_follow_a_quota_of_version_1(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cores(monkeypatch, 16)
+    write("cpu/gone/cpu.cfs_quota_us", -1)
+    write("cpu/gone/cpu.cfs_period_us", 100000)
+    assert machine.available_cores() == 16
+    write("cpu/cpu.cfs_quota_us", 400000)
+    write("cpu/cpu.cfs_period_us", 100000)
+    assert machine.available_cores() == 4
+
+
+def test_threads_of_native_environments_follow_the_quota_too(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pronghorn.envs import lanes
+
+    class Lanes(lanes.LanePool):
+        _first = _act = _stepped = None  # type: ignore[assignment]
+
+    Lanes.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    _cores(monkeypatch, 16)
+    write("job/cpu.max", "200000 100000")
+    assert Lanes(["one"], 8, 1, 0, 0)._num_threads == 2
+
+
+@pytest.mark.parametrize(("platform", "used"), [("linux", 8), ("darwin", 2)])
+def test_threads_count_as_processes_on_linux_only(platform: str, used: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes of the user, with 5 and 3 threads, and one of another."""
+    import resource
+
+    def processes(names: list[str]) -> list[SimpleNamespace]:
+        every = [(1000, 5), (1000, 3), (7, 9)]
+        infos = [{"uids": SimpleNamespace(real=uid), "num_threads": threads} for uid, threads in every]
+        return [SimpleNamespace(info={name: info[name] for name in names}) for info in infos]
+
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (100, 100))
+    monkeypatch.setattr(psutil, "process_iter", processes)
+    assert machine._free_processes_of_user() == 100 - used

@@ -15,7 +15,7 @@ from pronghorn.envs.workers import ResolvedEnv, WorkerPool
 from pronghorn.errors import PronghornError
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("vizdoom", "cv2", "ale_py", "pettingzoo", "minigrid", "Box2D", "mujoco", "ray", "wandb")
+EXTRAS = ("vizdoom", "cv2", "ale_py", "envpool", "pettingzoo", "minigrid", "Box2D", "mujoco", "ray", "wandb")
 SYSTEM = ("pwd", "grp", "fcntl", "resource", "termios")
 
 IMPORT_ALL = """
@@ -67,8 +67,10 @@ def test_every_module_is_imported_and_a_run_goes_through_without(absent: tuple[s
 
 @pytest.mark.case("CLI-04")
 @pytest.mark.parametrize(
-    ("env", "extra"), [("doom:basic", "doom"), ("atari:Pong", "atari"), ("gym:MiniGrid-Empty-5x5-v0", "minigrid")]
-)
+    ("env", "extra"),
+    [("doom:basic", "doom"), ("atari:Pong", "atari"), ("gym:MiniGrid-Empty-5x5-v0", "minigrid"),
+     ("envpool:CartPole-v1", "envpool"), ("pettingzoo:sisl.pursuit_v5", "pettingzoo")],
+)  # fmt: skip
 def test_an_extra_that_is_asked_for_and_absent_is_one_message(env: str, extra: str, tmp_path: Path) -> None:
     code = f"import sys\nfor name in {EXTRAS}:\n    sys.modules[name] = None\n"
     done = run(code + f"from pronghorn.cli import main\nmain(['train', {env!r}, '--run-dir', 'run'])\n", tmp_path)

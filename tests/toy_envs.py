@@ -385,6 +385,30 @@ class Squad:
     def close(self) -> None: ...
 
 
+class Absent(Squad):
+    """'b' never appears, and 'c' only in the first episode, whose end it therefore never gets told."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed, options)
+        self.agents = ["a", "c"] if self.episode == 0 else ["a"]
+        return {agent: self._observe(agent) for agent in self.agents}, {}
+
+
+class Stays(Squad):
+    """Keeps agents that have ended in `agents`, against PettingZoo's contract: all, or only those of the last step."""
+
+    def __init__(self, at_the_end_only: bool = False) -> None:
+        super().__init__()
+        self.at_the_end_only = at_the_end_only
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        before = list(self.agents)
+        result = super().step(actions)
+        if not self.at_the_end_only or not self.agents:
+            self.agents = before
+        return result
+
+
 class UnequalActions(Squad):
     def action_space(self, agent: str) -> Any:
         return spaces.Discrete(4 if agent == "b" else 3)

@@ -15,7 +15,8 @@ from pronghorn.errors import ConfigError
 _WORKER_BYTES = 12 << 20
 _ENV_BYTES = 1 << 10
 _FILES_PER_WORKER = 2  # its socket, and the descriptor of its exit
-_FILES_BESIDE = 48  # logs, checkpoints, what is open for a moment while a worker starts
+_FILES_OF_POOL = 8  # its map, selector and keeper, and what is open for a moment while a worker starts
+_FILES_OF_RUN = 40  # logs, checkpoints, an evaluation beside training
 
 
 def require_threads(threads: int | None) -> None:
@@ -26,10 +27,15 @@ def require_threads(threads: int | None) -> None:
         raise ConfigError("threads", threads, rule, "Leave it out for the default.")
 
 
-def require_workers(num_workers: int, num_envs: int) -> None:
-    """Refuse more worker processes than files, processes and memory allow. Raises ConfigError."""
+def require_workers(num_workers: int, num_envs: int, *, evaluation: bool = False) -> None:
+    """Refuse more worker processes than files, processes and memory allow. Raises ConfigError.
+
+    evaluation: files for the run around the pool are not asked for: one that trains has opened its own, and must not
+        be ended because few are left.
+    """
     fewer = "Lower --env.workers (the default is one a core; --env.envs-per-worker gives more environments)"
-    files, need = machine.free_files(), _FILES_PER_WORKER * num_workers + _FILES_BESIDE
+    beside = _FILES_OF_POOL + (0 if evaluation else _FILES_OF_RUN)
+    files, need = machine.free_files(), _FILES_PER_WORKER * num_workers + beside
     if files is not None and need > files:
         rule = f"needs {need:,} open files, and {files:,} more may be opened"
         raise ConfigError("env.workers", num_workers, rule, f"{fewer}, or raise the limit (ulimit -n).")

@@ -6,6 +6,7 @@ A function that finds no limit where it looks says so by None, or by the next wi
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,18 +17,12 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def available_cores() -> int:
-    """Cores that this process may use: its affinity mask, cut by a cgroup's CPU quota."""
+    """Cores that this process may use: its affinity mask, cut by the CPU quotas of control groups."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         cores = os.cpu_count() or 1
-    try:
-        quota, period = (_CGROUPS / "cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return cores
+    return min([cores, *(max(1, int(quota)) for quota in map(_quota, _groups("cpu")) if quota is not None)])
 
 
 def available_memory() -> int:
@@ -70,8 +65,9 @@ def _free_processes_of_user() -> int | None:
     most, uid = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
     if uid == 0 or most == resource.RLIM_INFINITY:
         return None
-    processes = psutil.process_iter(["uids", "num_threads"])  # threads count, as processes do
-    own = [p.info["num_threads"] or 1 for p in processes if p.info["uids"] and p.info["uids"].real == uid]
+    threads_count = sys.platform.startswith("linux")  # as processes do; macOS limits processes alone
+    processes = psutil.process_iter(["uids", "num_threads"] if threads_count else ["uids"])
+    own = [p.info.get("num_threads") or 1 for p in processes if p.info["uids"] and p.info["uids"].real == uid]
     return max(0, most - sum(own))
 
 
@@ -87,6 +83,17 @@ def _groups(controller: str) -> Iterator[Path]:
         root = _CGROUPS / controller if names else _CGROUPS
         own = root / path.lstrip("/")  # in a container it may not exist: then the root is the container's own group
         yield from (group for group in (own, *own.parents) if group.is_relative_to(root))
+
+
+def _quota(group: Path) -> float | None:
+    """Cores' worth of time that a group may use; None if it has no quota."""
+    try:
+        quota, period = map(int, (group / "cpu.max").read_text().split())  # version 2; "max" is no quota
+        return quota / period
+    except (OSError, ValueError, ZeroDivisionError):
+        pass
+    most, each = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")  # version 1; -1 is no quota
+    return most / each if most and each and most > 0 else None
 
 
 def _number(path: Path) -> int | None:

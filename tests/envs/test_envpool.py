@@ -330,3 +330,12 @@ def test_atari_games_get_the_defaults_of_atari(make):
     for name, reward_clip in (("Pong-v5", 1.0), ("CarRacing-v3", 0.0), ("HalfCheetah-v4", 0.0)):
         spec = make(name, 2).spec
         assert resolve(config("envpool:" + name), spec).learner.reward_clip == reward_clip
+
+
+def test_a_task_whose_family_needs_an_absent_library_is_an_error_in_words(make, monkeypatch):
+    def make_spec(task, **settings):
+        raise ImportError("libQt5Gui.so.5: cannot open shared object file")
+
+    monkeypatch.setattr(envpool, "make_spec", make_spec)
+    with pytest.raises(EnvError, match=r"envpool:CartPole-v1 cannot be loaded .*libQt5Gui.so.5.*\. Install the lib"):
+        make("CartPole-v1", 1)

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from pronghorn import machine
 from pronghorn.config import Config, EnvConfig
 from pronghorn.envs import registry
 from pronghorn.envs.registry import list_envs, make_env, make_pool, register_env, resolve
@@ -120,6 +121,22 @@ def test_modules_of_the_current_directory_are_found(tmp_path, monkeypatch):
     assert pool.recv(10.0).event.tolist() == [Event.FIRST]
     assert "not pinned" in pool.describe()
     pool.close()
+
+
+@pytest.mark.parametrize(("name", "package"), [("atari:Pong", "ale_py"), ("envpool:CartPole-v1", "envpool")])
+def test_another_interpreter_for_what_runs_inside_the_trainer_is_refused(name, package):
+    pytest.importorskip(package)
+    other = config(name, python=sys.executable)
+    for build in (lambda: make_pool(other, seed=1, ordered=False), lambda: make_env(other, seed=1)):
+        with pytest.raises(ConfigError, match=f"env.python = .*{name} runs inside the trainer.* Leave it out"):
+            build()
+
+
+def test_an_evaluation_beside_training_starts_with_few_files_left(monkeypatch):
+    monkeypatch.setattr(machine, "free_files", lambda: 12)
+    make_pool(config(f"{TOYS}:Counter"), seed=1, ordered=False, evaluation=True).close()
+    with pytest.raises(ConfigError, match="needs 50 open files, and 12 more may be opened"):
+        make_pool(config(f"{TOYS}:Counter"), seed=1, ordered=False)
 
 
 def test_registered_names_come_first_and_are_suggested():

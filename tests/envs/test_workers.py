@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -463,7 +464,7 @@ def test_observations_that_memory_cannot_hold_are_refused(start, monkeypatch):
     fits = layout.map_layout(start(toy()).spec, 1, 1)[0]
     monkeypatch.setattr(limits.machine, "available_memory", lambda: 64 << 20)
     assert start(toy())._size == fits
-    monkeypatch.setattr(workers, "require_workers", lambda *sizes: None)
+    monkeypatch.setattr(workers, "require_workers", lambda *sizes, **settings: None)
     monkeypatch.setattr(limits.machine, "available_memory", lambda: 64)
     with pytest.raises(ConfigError, match="number of environments = 1: rows of observations need"):
         start(toy())
@@ -527,6 +528,44 @@ def test_a_hung_worker_is_killed_with_its_stack_shown(start, tmp_path, caplog):
     assert "toy:Failing, row 0" in caplog.text
     assert [row for row, event in seen if event == LOST] == [0]
     assert seen.count((1, STEP)) > 20  # the other worker went on all the while
+
+
+@pytest.mark.case("FLT-01")
+def test_answers_that_lay_there_while_the_trainer_was_stopped_are_in_time(start):
+    pool = start(toy(length=0), num_workers=2, step_timeout_s=0.6)
+    play(pool, 4)  # answers all that it receives, so both workers step
+    time.sleep(1.3)
+    assert {event for _, event, *_ in play(pool, 4)} == {STEP}
+    assert pool.restarts == 0
+
+
+@pytest.mark.case("FLT-01")
+def test_a_worker_that_was_stopped_with_the_trainer_has_its_time_afterwards(start):
+    pool = start(toy(length=0), step_timeout_s=0.6)
+    ready = receive(pool)
+    kill_worker(pool, 0, signal.SIGSTOP)
+    answer(pool, ready)
+    time.sleep(1.3)
+    assert pool.recv(0.0) is None
+    kill_worker(pool, 0, signal.SIGCONT)
+    assert {event for _, event, *_ in play(pool, 4)} == {STEP}
+    assert pool.restarts == 0
+
+
+@pytest.mark.case("FLT-01")
+def test_a_stop_inside_the_wait_for_answers_does_not_count(start, monkeypatch):
+    pool = start(toy(length=0), step_timeout_s=0.6)
+    ready = receive(pool)
+    kill_worker(pool, 0, signal.SIGSTOP)
+    answer(pool, ready)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool._selector, "select", lambda timeout: time.sleep(1.3) or [])
+        pool._poll(0.0)
+    pool._next_check = 0.0
+    pool._poll(0.0)
+    assert pool.restarts == 0
+    kill_worker(pool, 0, signal.SIGCONT)
+    assert receive(pool).event.tolist() == [STEP]
 
 
 def test_a_picture_that_never_comes_is_a_hang(start, tmp_path, caplog):

@@ -39,6 +39,47 @@ def test_an_agent_that_plays_on_without_an_observation_is_an_error():
         env.step(np.zeros((3, 1), np.int64), np.zeros((3, 0), np.float32))
 
 
+NOTHING = np.zeros((3, 1), np.int64), np.zeros((3, 0), np.float32)
+
+
+def test_an_agent_that_ended_and_stays_in_the_list_is_an_error():
+    env = make("call", f"{TOYS}:Stays", {}, {})
+    env.reset(0)
+    env.step(*NOTHING)
+    with pytest.raises(ContractBroken, match=r"Stays.step\(\) ended 'b' and left it in `agents`.* self.agents = \["):
+        env.step(*NOTHING)
+
+
+def test_an_environment_whose_agents_all_ended_is_reset_even_if_they_stay_in_the_list():
+    """As PettingZoo's Atari games do at their limit of cycles."""
+    stays, leaves = make("call", f"{TOYS}:Stays", {"at_the_end_only": True}, {}), squad()
+    for env in (stays, leaves):
+        env.reset(0)
+    for _ in range(12):
+        one, other = stays.step(*NOTHING), leaves.step(*NOTHING)
+        np.testing.assert_array_equal(one.event, other.event)
+        np.testing.assert_array_equal(one.obs["x"], other.obs["x"])
+    assert stays.env.episode == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*(API has been deprecated|unmaintained)")
+@pytest.mark.parametrize("game", ["classic.rps_v2", "butterfly.knights_archers_zombies_v11", "sisl.pursuit_v5"])
+def test_pettingzoos_own_games_take_agents_that_end_out_of_the_list(game):
+    pytest.importorskip("pettingzoo")
+    try:
+        env = make("pettingzoo", game, {"max_cycles": 20}, {})
+    except ContractBroken as error:
+        pytest.skip(str(error))
+    env.reset(1)
+    ended = 0
+    for _ in range(45):
+        spec = env.spec["action"]
+        discrete = np.zeros((env.count, len(spec["discrete"])), np.int64)
+        ended += int(env.step(discrete, np.zeros((env.count, len(spec["low"])), np.float32)).episode_over.sum())
+    env.close()
+    assert ended >= 2 * env.count
+
+
 def test_agents_that_take_turns_are_refused_in_words():
     class Turns:
         possible_agents, agent_iter = ["a"], None

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from pronghorn.evaluation.evaluate import _quota, bootstrap_iqm, human_normalized, interquartile_mean
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from playing import TOYS
+from pronghorn.config import Config, replace
+from pronghorn.defaults import resolve
+from pronghorn.evaluation.evaluate import _quota, bootstrap_iqm, evaluate, human_normalized, interquartile_mean
+from pronghorn.evaluation.policy import Policy, build_model
+from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 100, 101])
@@ -80,3 +88,16 @@ def test_episodes_are_dealt_to_all_tasks() -> None:
     assert [quota[together == task].sum() for task in (0, 1)] == [10, 10]
     assert _quota(np.array([0, 1, 0, 1]), 10).tolist() == [3, 3, 2, 2]
     assert _quota(np.zeros(3, np.int64), 7).tolist() == [3, 2, 2]
+
+
+@pytest.mark.timeout(60)
+def test_agents_that_never_appear_are_not_waited_for() -> None:
+    """Rows of 'b', and of 'c' after the first episode, end none: 'a' plays their share of the six episodes."""
+    spec = EnvSpec({"x": LeafSpec((4,), "float32", "vector")}, ActionSpec((3,)), rows_per_env=3, rows_wait=True)
+    values = {"env.workers": 1, "env.envs_per_worker": 1, "env.pin": "off", "model.mlp_layers": (8,)}
+    config = resolve(replace(Config(env=f"{TOYS}:Absent"), values), spec)
+    policy = Policy(build_model(config.model, spec), config, spec)
+    result = evaluate(policy, config, episodes=6, seed=1, num_envs=1)
+    assert result is not None
+    assert result.returns == [15.0] * 6
+    assert result.episode_length_mean == 5.0

@@ -15,6 +15,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from pronghorn.config import Config, Hyperparameters, replace
 from pronghorn.defaults import resolve
 from pronghorn.envworker.spaces import Actions, Observations
+from pronghorn.errors import UsageError
 from pronghorn.evaluation.policy import Policy, build_model, load, spec_to_json
 from pronghorn.training.learner import compute_losses
 from pronghorn.training.store import Batch
@@ -131,6 +132,31 @@ def test_spaces_survive_the_way_there_and_back(space: spaces.Space[Any]) -> None
         for name, expected in Observations(space, 0).flatten(samples[0]).items():
             assert rows[name].shape == (num, *expected.shape)
             np.testing.assert_array_equal(rows[name][0], expected)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "message"),
+    [
+        (spaces.Discrete(5, start=2), 99, "'obs' is 99; its space holds 2 ... 6"),
+        (spaces.Discrete(5, start=2), 1, "'obs' is 1; its space holds 2 ... 6"),
+        (spaces.Discrete(5), np.array([0, 4, 5]), "'obs' is 5; its space holds 0 ... 4"),
+        (NESTED["b"], np.array([[2, 2], [3, 7]]), r"'obs' at \[1, 1\] is 7; its space holds 5 ... 6"),
+        (
+            NESTED["b"],
+            np.array([[[2, 2], [3, 5]], [[0, 2], [3, 5]]]),
+            r"'obs' at \[0, 0\] is 0; its space holds 1 ... 2",
+        ),
+    ],
+    ids=str,
+)
+def test_a_code_that_the_space_does_not_hold_is_named(space: spaces.Space[Any], obs: Any, message: str) -> None:
+    spec = EnvSpec.from_json(
+        {"observation": Observations(space, 0).to_json(), "action": Actions(space).to_json(), "name": "x"}
+    )
+    config = resolve(replace(Config(env="x:y"), {"env.workers": 1, "env.envs_per_worker": 1}), spec)
+    policy = Policy(build_model(config.model, spec), config, spec)
+    with pytest.raises(UsageError, match=message):
+        policy.act(obs)
 
 
 @pytest.mark.case("EVL-12")

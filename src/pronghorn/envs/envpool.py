@@ -107,7 +107,11 @@ class EnvPoolPool(LanePool):
             hint = f"Did you mean: {', '.join(near)}?" if near else "envpool.list_all_envs() lists the ids."
             raise UnknownEnvError(f"there is no EnvPool task '{task}'. {hint}")
         with _quiet():
-            names = sorted(set(self._package.make_spec(task).config._fields) - set(_OURS))
+            try:
+                names = sorted(set(self._package.make_spec(task).config._fields) - set(_OURS))
+            except (ImportError, OSError) as error:  # its tasks are imported by family, and some need more libraries
+                fix = "Install the library that it names (Procgen's tasks need Qt 5), or choose another task."
+                raise EnvError(f"envpool:{task} cannot be loaded by EnvPool here: {error}. {fix}") from error
             for name in self._settings:
                 if name not in names:
                     fix = f"It has: {', '.join(names)}."

@@ -8,7 +8,6 @@ is, a hang inside it hangs the run, and a crash of its native code ends the run.
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronghorn.errors import ConfigError, EnvError
+from pronghorn.machine import available_cores
 from pronghorn.types import EnvSpec, Event, Ready
 
 NO_ROWS = np.zeros(0, np.int64)
@@ -63,7 +63,7 @@ class LanePool(ABC):
         self.task_ids = np.arange(num_rows, dtype=np.int64) % len(tasks)
         self._seed = seed
         self._num_groups = max(1, min(num_groups, num_rows // len(tasks)))
-        self._num_threads = num_threads or num_cores()
+        self._num_threads = num_threads or available_cores()
         self._lanes = [Lane(task, rows) for task, rows in deal(num_rows, len(tasks), self._num_groups)]
         # All lanes but the one that waits for its actions step at once, so they share the threads.
         self._lane_threads = max(1, self._num_threads // max(1, len(self._lanes) - 1))
@@ -151,10 +151,3 @@ def deal(num_rows: int, num_tasks: int, num_groups: int) -> list[tuple[int, NDAr
     all_rows = np.arange(num_rows, dtype=np.int64)
     groups = [np.array_split(all_rows[task::num_tasks], num_groups) for task in range(num_tasks)]
     return [(task, groups[task][group]) for group in range(num_groups) for task in range(num_tasks)]
-
-
-def num_cores() -> int:
-    """Cores that this process may use; macOS has no affinity masks."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

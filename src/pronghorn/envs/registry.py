@@ -301,7 +301,8 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
     """A running pool of the config's environments; how many and where is filled in where it is left open.
 
     ordered: whole groups in fixed order, for the deterministic modes.
-    evaluation: the pool may run beside a training run, so its workers are not pinned to the cores of that run's.
+    evaluation: the pool may run beside a training run, so its workers are not pinned to the cores of that run's,
+        and it asks for no more files than it takes.
     """
     from pronghorn.defaults import resolve_env
 
@@ -312,7 +313,7 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
     if len(backends) > 1:
         raise ConfigError("env.id", env.id, "tasks of one run must share a back end", f"Choose one of: {backends}.")
     if backends[0] in _NATIVE:
-        return _NATIVE[backends[0]](config, resolved, seed, ordered, False)
+        return _native_pool(config, resolved, seed, ordered=ordered)
     return WorkerPool(
         resolved,
         num_workers=env.workers,
@@ -326,6 +327,7 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
         start_timeout_s=env.start_timeout_s,
         restart_budget=env.restart_budget,
         sys_path=None,
+        evaluation=evaluation,
     )
 
 
@@ -376,6 +378,15 @@ def _envpool_pool(config: Config, resolved: list[ResolvedEnv], seed: int, ordere
 
 
 _NATIVE = {"atari": _atari_pool, "envpool": _envpool_pool}  # back ends that run in this process
+
+
+def _native_pool(
+    config: Config, resolved: list[ResolvedEnv], seed: int, *, ordered: bool = False, render: bool = False
+) -> Pool:
+    if config.env.python:
+        rule = f"{resolved[0].name} runs inside the trainer, and so in its interpreter"
+        raise ConfigError("env.python", config.env.python, rule, "Leave it out.")
+    return _NATIVE[resolved[0].backend](config, resolved, seed, ordered, render)
 
 
 def _arguments(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -446,7 +457,7 @@ def make_env(config: Config, *, seed: int, render: bool = False) -> ShownEnv:
     kwargs, options = _arguments(config)
     resolved = resolve(name, kwargs, options, python=config.env.python or None)
     if resolved.backend in _NATIVE:
-        return ShownEnv(_NATIVE[resolved.backend](_one_row(config), [resolved], seed, False, render))
+        return ShownEnv(_native_pool(_one_row(config), [resolved], seed, render=render))
     if render:
         resolved = resolve(name, kwargs, {**options, "render": True}, python=config.env.python or None)
     pool = WorkerPool(

@@ -18,15 +18,14 @@ class RestartBudget:
     An environment that raises the same error in the same step of its life, although each life has new seeds, will
     raise it again: after NUM_EQUAL such lives in a row of one worker, in none of which an episode ended, the rest of
     the budget would only put the end off. Failures that depend on chance (another step, another text), kills and hangs
-    have the whole budget, and so has a worker that worked before and now fails at once, as something outside may be
-    missing for a while.
+    have the whole budget, and so has a failure in the first step of a life: all lives that end there are equal, also
+    those that end by chance or because something outside is not there yet.
     """
 
     def __init__(self, budget: int, window_s: float) -> None:
         self.budget, self.window_s = budget, window_s
         self._deaths: deque[float] = deque()
         self._equal: dict[int, tuple[tuple[object, ...], list[float]]] = {}  # by worker: (failure, when)
-        self._worked: set[int] = set()  # workers whose environments have stepped, as far as their ends have told
 
     @property
     def num_used(self) -> int:
@@ -37,7 +36,6 @@ class RestartBudget:
 
     def episode_ended(self, worker: int) -> None:
         """The worker's present life is of use."""
-        self._worked.add(worker)
         self._equal.pop(worker, None)
 
     def why_not(self, worker: int, report: Mapping[str, Any] | None) -> str:
@@ -60,10 +58,7 @@ class RestartBudget:
 
     def _num_equal(self, worker: int, report: Mapping[str, Any] | None) -> int:
         """Equal failures of the worker in a row, within the window."""
-        at_once = report is not None and report["steps"] == 0
-        if not at_once:
-            self._worked.add(worker)
-        if report is None or report["phase"] != "step" or (at_once and worker in self._worked):
+        if report is None or report["phase"] != "step" or report["steps"] == 0:
             self._equal.pop(worker, None)
             return 0
         failure = tuple(report[name] for name in ("env", "steps", "type", "message", "traceback"))

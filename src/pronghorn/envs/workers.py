@@ -88,6 +88,7 @@ class WorkerPool:
     start_timeout_s: limit for building the environments and their first reset.
     restart_budget: restarts allowed within restart_window_s; the next death raises WorkerDied, and so does a failure
         that only repeats itself (restarts.py).
+    evaluation: it may run beside a training run, so it asks for no more files than it takes itself.
 
     Rows with event LOST are not answered: `send` ignores them, whether they are left out or not. A failure
     before every row has been reset once is raised at once, by its kind: UnknownEnvError, MissingExtraError,
@@ -114,8 +115,10 @@ class WorkerPool:
         restart_window_s: float = 600.0,
         sys_path: Sequence[str] | None = None,
         nice: int = 0,
+        evaluation: bool = False,
     ) -> None:
         _require_sizes(envs, num_workers, envs_per_worker, num_groups)
+        require_workers(num_workers, num_workers * envs_per_worker, evaluation=evaluation)
         self.restarts = 0
         self._envs, self._seed, self._ordered, self._nice = list(envs), seed, ordered, nice
         self._python = interpreter(python)
@@ -132,7 +135,7 @@ class WorkerPool:
         self._generation = [0] * num_workers
         self._set_options: dict[str, Any] = {}
         self._frame: NDArray[np.uint8] | None = None
-        self._next_check = 0.0
+        self._next_check, self._looked = 0.0, time.monotonic()
         self._starting, self._closed = True, False
         self._failure: PronghornError | None = None
         self._processes: list[WorkerProcess | None] = [None] * num_workers
@@ -426,14 +429,32 @@ class WorkerPool:
 
     def _poll(self, timeout_s: float) -> None:
         """Take what workers sent, waiting at most timeout_s for the first; replace those that died or hang."""
+        wait_s = min(timeout_s, _CHECK_EVERY_S)
+        arrived = self._selector.select(wait_s)
         now = time.monotonic()
-        if now >= self._next_check:
-            self._next_check = now + _CHECK_EVERY_S
-            self._check(now)
-        for key, _ in self._selector.select(min(timeout_s, _CHECK_EVERY_S)):
+        self._excuse(now - self._looked - wait_s)
+        self._looked = now
+        for key, _ in arrived:
             process, exited = key.data
             if self._processes[process.index] is process:  # not replaced by an earlier event of this round
                 self._read(process, exited)
+        if now >= self._next_check:  # only now: an answer that lay there while nobody looked came in time
+            self._next_check = now + _CHECK_EVERY_S
+            self._check(now)
+
+    def _excuse(self, away_s: float) -> None:
+        """Put off all deadlines by a long time in which this process did not look.
+
+        It may have been stopped (Ctrl-Z, a paused container), and its workers with it. Shorter times, as of an update
+        of the learner, count as they are, so that they do not put off the end of a worker that hangs.
+        """
+        if away_s < self._step_timeout_s / 2:
+            return
+        for unit in self._units:
+            unit.deadline += away_s
+        for process in self._processes:
+            if process is not None:
+                process.deadline += away_s
 
     def _check(self, now: float) -> None:
         self._keeper.check()
@@ -557,7 +578,6 @@ def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worke
             f"{len(envs)} tasks cannot be dealt to {num_workers * envs_per_worker} environments",
             "Give every task at least one: raise env.num_workers or env.envs_per_worker.",
         )  # fmt: skip
-    require_workers(num_workers, num_workers * envs_per_worker)
 
 
 def _cores(pin: str, num_workers: int) -> list[int]:

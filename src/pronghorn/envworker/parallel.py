@@ -47,14 +47,29 @@ class ParallelEnv(RowsEnv):
     def step(self, discrete: Any, continuous: Any) -> VectorStep:
         playing = [row for row, agent in enumerate(self.agents) if agent in self.env.agents]
         chosen = {self.agents[r]: self._actions[r].unflatten(discrete[r], continuous[r]) for r in playing}
-        obs, *rest = self.env.step(chosen)
+        obs, rewards, terminated, truncated, infos = self.env.step(chosen)
         step = self._nothing()
         for row in playing:
-            self._read(step, row, *[part.get(self.agents[row]) for part in (obs, *rest)])
-        if not self.env.agents:
+            parts = (obs, rewards, terminated, truncated, infos)
+            self._read(step, row, *[part.get(self.agents[row]) for part in parts])
+        if self._is_over([agent for agent in chosen if terminated.get(agent) or truncated.get(agent)]):
             obs = self._raw_reset(None)
         self._arrive(step, {agent: x for agent, x in obs.items() if agent in self.env.agents})
         return step
+
+    def _is_over(self, ended: Sequence[Any]) -> bool:
+        """Whether no agent plays on. ended: the agents that just did, which must have left the environment's list.
+
+        That all ended and stayed is let pass: PettingZoo's own Atari games do so at their limit of cycles.
+        """
+        staying = [agent for agent in self.env.agents if agent in ended]
+        if staying and len(staying) < len(self.env.agents):
+            raise ContractBroken(
+                "%s.step() ended '%s' and left it in `agents`. An agent that ends has to leave in that step, as the "
+                "environment is reset when none is left: self.agents = [agent for agent in self.agents if not "
+                "(terminations[agent] or truncations[agent])]" % (self.class_name, staying[0])
+            )
+        return len(staying) == len(self.env.agents)
 
     def _nothing(self) -> VectorStep:
         """A record of each row that says nothing."""

@@ -30,6 +30,7 @@ from pronghorn.training.checkpoint import write_atomically
 from pronghorn.types import EnvSpec, Event, Pool, Ready
 
 BOOTSTRAP_RESAMPLES = 2000
+ABSENT_EPISODES = 5  # of others in its environment, after which a row that did not act in them is not waited for
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov")
 
 
@@ -233,21 +234,60 @@ def _begins(ready: Ready) -> NDArray[np.bool_]:
 def _play(
     policy: Policy, pool: Pool, episodes: int, deterministic: bool, stop: threading.Event | None
 ) -> Evaluation | None:
-    quota = _quota(pool.task_ids, episodes)
+    shares = _Shares(pool, episodes)
     player = _Player(policy, pool, deterministic)
     done: list[tuple[float, int, int]] = []
-    while quota.sum() > 0:
+    while shares.left.any():
         if stop is not None and stop.is_set():
             return None
         ready = pool.recv(0.1)
         if ready is None:
             continue
         for row, episode_return, length in player.observe(ready):
-            if quota[row] > 0:
+            if shares.take(row):
                 done.append((episode_return, length, int(pool.task_ids[row])))
-                quota[row] -= 1
+        shares.pass_on(ready)
         pool.send(*player.answer(ready))
     return _summarise(done, pool.tasks, policy, deterministic)
+
+
+class _Shares:
+    """Episodes that each row has still to play: `left` [rows].
+
+    A row that does not act for long (an agent that its environment never lets appear) would be waited for without end:
+    its share goes to the rows of its environment that act.
+    """
+
+    def __init__(self, pool: Pool, episodes: int) -> None:
+        self.left = _quota(pool.task_ids, episodes)
+        self._rows_per_env = pool.spec.rows_per_env
+        self._ended = np.zeros(pool.num_rows, np.int64)  # episodes of each row, also those beyond its share
+        self._seen = np.zeros(pool.num_rows, np.int64)  # `_env_ended` when the row acted last
+
+    def take(self, row: int) -> bool:
+        """An episode of the row ended; whether it counts."""
+        self._ended[row] += 1
+        counts = bool(self.left[row] > 0)
+        self.left[row] -= counts
+        return counts
+
+    def pass_on(self, ready: Ready) -> None:
+        """Note who acts, once the episodes that ended were taken; deal what those owe who have not for long."""
+        env_ended = self._env_ended()
+        acts = ready.rows[(ready.event != Event.INACTIVE) & (ready.event != Event.LOST)]
+        self._seen[acts] = env_ended[acts]
+        absent_for = env_ended - self._seen
+        for row in np.flatnonzero((absent_for >= ABSENT_EPISODES) & (self.left > 0)).tolist():
+            start = row - row % self._rows_per_env
+            present = start + np.flatnonzero(absent_for[start : start + self._rows_per_env] == 0)
+            for i in range(int(self.left[row])):
+                self.left[present[i % len(present)]] += 1
+            self.left[row] = 0
+
+    def _env_ended(self) -> NDArray[np.int64]:
+        """[rows] the most episodes that a row of the same environment has ended; one that ends its own is present."""
+        most: NDArray[np.int64] = self._ended.reshape(-1, self._rows_per_env).max(axis=1).repeat(self._rows_per_env)
+        return most
 
 
 def _quota(task_ids: NDArray[np.int64], episodes: int) -> NDArray[np.int64]:

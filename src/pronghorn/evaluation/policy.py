@@ -25,7 +25,7 @@ from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.ops.distributions import to_env
 from pronghorn.settings_file import from_toml
 from pronghorn.training.checkpoint import Checkpoint, load_latest, load_weights
-from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec
+from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec, LeafSpec
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class Policy:
             them with one more leading dimension.
         state: None at the start of an episode.  reward: of the last action (for models that are fed it).
         deterministic: the most probable action instead of a sample.
-        Raises UsageError: a leaf is missing or has a shape that fits neither one observation nor a batch.
+        Raises UsageError: a leaf is missing, has a shape that fits neither one observation nor a batch, or holds a code
+            that its space does not.
 
         The action is in the environment's own form, as `env.step` takes it (for a batch every array of it has a leading
         dimension). For environments without a Gymnasium space (doom) it is an int, or an integer array [D].
@@ -145,6 +146,8 @@ class Policy:
                 raise UsageError(
                     f"Observation '{name}' has shape {value.shape}; one is {leaf.shape}, a batch (N, *{leaf.shape})."
                 )
+            if leaf.kind == "discrete":
+                _require_codes(name, leaf, value)
             batched = value.shape != leaf.shape
             leaves[name] = value if batched else value[None]
         return leaves, bool(batched)
@@ -237,6 +240,19 @@ def build_model(settings: ModelConfig, spec: EnvSpec) -> ActorCritic:
         state_dependent_std=settings.state_dependent_std,
         initial_std=settings.initial_std,
     )
+
+
+def _require_codes(name: str, leaf: LeafSpec, value: NDArray[Any]) -> None:
+    """Refuse values, from which `start` was subtracted, that are not in [0, n) of their entry. Raises UsageError."""
+    sizes = np.array(leaf.n).reshape(leaf.shape)
+    wrong = np.argwhere((value < 0) | (value >= sizes))
+    if len(wrong):
+        where = tuple(wrong[0])
+        entry = where[len(where) - len(leaf.shape) :]  # without the row of a batch
+        start = int(np.array(leaf.start).reshape(leaf.shape)[entry]) if leaf.start else 0
+        at = f" at {list(map(int, entry))}" if entry else ""
+        top = start + int(sizes[entry]) - 1
+        raise UsageError(f"Observation '{name}'{at} is {int(value[where]) + start}; its space holds {start} ... {top}.")
 
 
 def _flatten(obs: Any, prefix: str = "") -> Any:
