@@ -171,6 +171,9 @@ class LearnerConfig:
     """Adam; RMSProp with epsilon outside the root (PyTorch), or inside with accumulators from 1 (TensorFlow)."""
     lr: Annotated[Auto[float], _AUTO_FLOAT] = AUTO
     """Learning rate at the start."""
+    critic_lr_scale: Annotated[Auto[float], _AUTO_FLOAT] = AUTO
+    """Learning rate of what only the value depends on (its own network, or its head), as a multiple of lr. In one pass
+    over the data a critic learns too little to judge a policy that moves as fast."""
     lr_schedule: Annotated[
         Auto[Literal["constant", "linear", "kl_adaptive"]], _auto_choice("constant", "linear", "kl_adaptive")
     ] = AUTO

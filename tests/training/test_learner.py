@@ -423,12 +423,27 @@ def test_optimisers_step_and_restore(name: str) -> None:
     assert torch.equal(p, q)
 
 
+@pytest.mark.parametrize("separate", [True, False])
+def test_the_critic_takes_steps_of_its_own_size(separate: bool) -> None:
+    values = {"model.separate_critic": separate, "model.normalize_returns": False, "learner.lr": 1e-3}
+    moved: list[dict[str, Tensor]] = []
+    for scale in (1.0, 8.0):
+        learner = learner_of(config_of(**values, **{"learner.critic_lr_scale": scale}))
+        before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+        learner.iterate(act_out(learner.model))
+        moved.append({name: p.detach() - before[name] for name, p in learner.model.named_parameters()})
+    for name, once in moved[0].items():
+        scale = 8.0 if name.startswith(("critic.", "value_head.")) else 1.0
+        torch.testing.assert_close(moved[1][name], scale * once, rtol=1e-3, atol=1e-7)
+
+
 def test_linear_and_adaptive_learning_rates() -> None:
-    learner = learner_of(config_of(steps=10 * T * B, **{"learner.lr_schedule": "linear", "learner.lr": 1.0e-3}))
+    values = {"learner.lr_schedule": "linear", "learner.lr": 1.0e-3, "learner.critic_lr_scale": 5.0}
+    learner = learner_of(config_of(steps=10 * T * B, **values))
     for _ in range(4):
         learner.iterate(act_out(learner.model))
     assert learner.hyper.lr == pytest.approx(6e-4)
-    assert learner.optimizer.param_groups[0]["lr"] == learner.hyper.lr
+    assert [group["lr"] for group in learner.optimizer.param_groups] == pytest.approx([6e-4, 3e-3])
     adaptive = learner_of(config_of(**{"learner.lr_schedule": "kl_adaptive", "learner.lr": 1.0e-3}))
     adaptive._schedule_lr(kl=1.0)
     assert adaptive.hyper.lr == pytest.approx(1e-3 / 1.5)

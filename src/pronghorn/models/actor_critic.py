@@ -146,6 +146,11 @@ class ActorCritic(nn.Module):
         """Trainable numbers."""
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """What only the value depends on: its head, and its own encoder and core if it has them."""
+        own = [] if self.critic is None else list(self.critic.parameters())
+        return [*own, *self.value_head.parameters()]
+
     def initial_state(self, batch_size: int, device: torch.device | str | None = None) -> Tensor:
         """The state at an episode's start: zeros, float32 [batch_size, S]."""
         return torch.zeros(batch_size, self.state_size, device=device)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pronghorn.errors import CheckpointError, RunDirError
 
-FORMAT = 2  # 2: PopArt's mean and deviation are saved beside the sums they come from
+FORMAT = 3  # 2: PopArt's mean and deviation beside the sums they come from; 3: two groups of the optimiser
 _TEMPORARY = ".partial-"
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 

@@ -56,7 +56,7 @@ class Learner:
         self.model = model
         self.hyper = Hyperparameters.from_config(config)
         self._parameters = list(model.parameters())
-        self.optimizer = make_optimizer(self.settings, self._parameters)
+        self.optimizer = make_optimizer(self.settings, self._groups())
         self.total_steps = config.steps
         self.max_lag = config.max_lag
         self._single_steps = config.single_steps
@@ -67,6 +67,21 @@ class Learner:
         self.num_skipped = 0  # optimiser steps skipped because a number was not finite
         self.num_dropped = 0  # samples dropped under --learner.drop-over-lag
         self._skipped_in_a_row = 0
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Two groups of parameters, the second what only the value depends on, with their learning rates."""
+        critic = self.model.critic_parameters()
+        own = {id(p) for p in critic}
+        actor = [p for p in self._parameters if id(p) not in own]
+        return [{"params": p, "lr": self.hyper.lr * s} for p, s in zip((actor, critic), self._lr_scales, strict=True)]
+
+    @property
+    def _lr_scales(self) -> tuple[float, float]:
+        return 1.0, self.settings.critic_lr_scale
+
+    def _set_lr(self) -> None:
+        for group, scale in zip(self.optimizer.param_groups, self._lr_scales, strict=True):
+            group["lr"] = self.hyper.lr * scale
 
     def iterate(self, batch: Batch, stopping: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Train on one batch. Returns the means of the reported numbers over its optimiser steps.
@@ -210,8 +225,7 @@ class Learner:
     def set_hyper(self, **values: float) -> None:
         """A new version of the hyper-parameters."""
         self.hyper = replace(self.hyper, **values, version=self.hyper.version + 1)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.hyper.lr
+        self._set_lr()
 
     def configure_optimizer(self) -> None:
         """Give the optimiser the settings of this run, after a saved state was loaded into it."""
@@ -407,7 +421,7 @@ def _variance(x: Tensor, weights: Tensor | None) -> Tensor:
 class RMSPropTF(torch.optim.Optimizer):
     """RMSProp as TensorFlow 1 has it, which IMPALA's ε belongs to: ε inside the root, accumulators start at 1."""
 
-    def __init__(self, params: Iterable[torch.nn.Parameter], lr: float, decay: float, eps: float) -> None:
+    def __init__(self, params: Iterable[Any], lr: float, decay: float, eps: float) -> None:
         super().__init__(params, {"lr": lr, "decay": decay, "eps": eps})
 
     @torch.no_grad()
@@ -425,8 +439,8 @@ class RMSPropTF(torch.optim.Optimizer):
                 p.addcdiv_(p.grad, (square + group["eps"]).sqrt_(), value=-group["lr"])
 
 
-def make_optimizer(settings: LearnerConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimiser that `settings` names."""
+def make_optimizer(settings: LearnerConfig, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """The optimiser that `settings` names, of parameters or of groups of them."""
     if settings.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=settings.lr, eps=settings.optimizer_eps, fused=True)
     if settings.optimizer == "rmsprop":
