@@ -271,7 +271,7 @@ def test_settings_of_the_optimiser_follow_a_resume_and_its_kind_does_not_change(
 
     monkeypatch.setattr(trainer_module._Run, "_result", looked_at)
     train(config(tmp_path, steps=400, **{"learner.optimizer_eps": 0.5}), resume=True)
-    assert seen == [0.5]
+    assert seen == [0.5, 0.5]
 
 
 def test_a_run_directory_that_holds_a_run_is_an_error_without_resume(tmp_path: Path) -> None:
