@@ -97,7 +97,8 @@ def test_a_vector_environment_is_learned_and_evaluated(mode: str, tmp_path: Path
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_an_agent_that_is_long_gone_holds_nobody_up(core: str, tmp_path: Path) -> None:
     """'b' is dead for 118 of 120 steps, its unroll of 16 steps half filled: far longer than the lag allows."""
-    values = {"env.workers": 1, "env.envs_per_worker": 2, "learner.batch_unrolls": 2, "model.core": core}
+    values = {"env.workers": 1, "env.envs_per_worker": 2, "learner.batch_unrolls": 2, "model.core": core,
+              "model.separate_critic": True}  # fmt: skip
     result = train(config(tmp_path / "run", "Pair", steps=8_000, **values))
     assert result.reason == "steps"
     policy = load(tmp_path / "run")
