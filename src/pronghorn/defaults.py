@@ -84,6 +84,7 @@ def _kinds(config: Config, spec: EnvSpec, kind: str) -> list[str]:
     more = {
         "vector-continuous": is_vector and spec.action.num_continuous > 0,
         "vector-image": is_vector and any(leaf.kind == "image" for leaf in spec.observation.values()),
+        "grid-codes": is_vector and all(re.search(r"\b(MiniGrid|BabyAI)-", name) for name in config.env_names),
         "vector-memory": is_vector and config.model.core not in (None, "none"),
         "atari": _plays_atari(config, kind),
     }
