@@ -78,7 +78,7 @@ class ModelConfig:
         Auto[Literal["convnet_simple", "nature", "impala_shallow", "resnet_impala", "conv_tiny", "grid_codes"]],
         _auto_choice("convnet_simple", "nature", "impala_shallow", "resnet_impala", "conv_tiny", "grid_codes"),
     ] = AUTO
-    """Convolutional encoder of image observations; grid_codes: small grids of integers that name things."""
+    """Convolutional encoder of image observations; grid_codes: small grids of bytes that name things."""
     conv_features: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Units of the fully connected layer after the convolutions."""
     mlp_layers: tuple[int, ...] = (64, 64)

@@ -70,9 +70,8 @@ class ActorCritic(nn.Module):
 
     spec: what the environment looks like.
     encoder: "auto" sends images through convolutions and the rest through an MLP; "mlp" flattens images too.
-    conv, conv_features: convolutions of images with sides of at least 36 pixels (smaller ones get "conv_tiny"
-        unless it is "grid_codes": integers that name things),
-        and the width of the layer behind them.
+    conv, conv_features: convolutions of images with sides of at least 36 pixels (smaller ones get "conv_tiny",
+        unless it is "grid_codes": small grids of bytes that name things), and the width of the layer behind them.
     mlp_layers: widths of the MLP of all other leaves.
     core, core_size, core_layers: the memory.  decoder_layers: widths between core and heads.
     normalize_obs: real-valued leaves per entry, and images per channel, by running moments.
@@ -243,7 +242,7 @@ def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
 def _orthogonal_gates(rnn: nn.RNNBase) -> None:
     """The matrices of each gate orthogonal, the biases 0: what a state holds is neither swollen nor worn away.
 
-    A cue of eight steps before is learned from fewer samples than with torch's own (docs/performance.md).
+    A task that needs a cue of a few steps before took fewer samples than with torch's own (docs/performance.md).
     """
     for name, parameter in rnn.named_parameters():
         if name.startswith("weight"):

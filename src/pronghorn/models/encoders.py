@@ -27,7 +27,7 @@ EncoderKind = Literal["auto", "mlp"]
 
 LAST_ACTION_CONTINUOUS = LAST_ACTION + "_continuous"  # the leaf of the continuous part, float [..., C]
 MIN_CONV_PIXELS = 36  # a side smaller than this is used up by three strided layers: "conv_tiny" instead
-MAX_CODES = 256  # of each channel of a grid of codes: what a byte holds
+NUM_CODES = 256  # of each channel of a grid of codes: what a byte holds
 CODE_SIZE = 16  # entries of the vector of a code
 MAX_SCALED_RANGE = 65_535.0  # integers in a wider range are measurements, not levels: left as they are
 
@@ -143,8 +143,8 @@ class ConvEncoder(nn.Module):
 class GridEncoder(nn.Module):
     """A small grid of codes (MiniGrid: object, colour, state) to features; codes are names, not levels of light.
 
-    A learned vector for each code of each channel, summed over the channels of a cell (the "bag of words" of Hui
-    et al. 2020, BabyAI 1.1), then convolutions and one fully connected layer, an activation after each.
+    A learned vector for each byte that a channel may hold, summed over the channels of a cell (the "bag of words" of
+    Hui et al. 2020, BabyAI 1.1), then convolutions and one fully connected layer, an activation after each.
 
     leaf, features, activation: as for `ConvEncoder`. Raises SpaceError for a leaf that is no grid of codes.
     """
@@ -153,23 +153,21 @@ class GridEncoder(nn.Module):
 
     def __init__(self, leaf: LeafSpec, features: int = 128, activation: Activation = "relu") -> None:
         super().__init__()
-        num_codes = leaf.high - leaf.low + 1
-        if np.dtype(leaf.dtype).kind == "f" or not num_codes <= MAX_CODES:
+        if not is_grid_of_codes(leaf):
             raise SpaceError(
-                f"A grid of codes holds integers of at most {MAX_CODES} values; this image is of {leaf.dtype} within "
-                f"[{leaf.low:g}, {leaf.high:g}]. Use model.conv conv_tiny."
+                f"--model.conv grid_codes reads images of uint8 with a side of less than {MIN_CONV_PIXELS}; this one "
+                f"is {leaf.dtype} of shape {leaf.shape}. Cast it in the environment, or leave --model.conv out."
             )
-        self.channels_at_end, self.num_codes = leaf.layout == "hwc", int(num_codes)
+        self.channels_at_end = leaf.layout == "hwc"
         height, width, channels = leaf.shape if self.channels_at_end else (*leaf.shape[1:], leaf.shape[0])
-        self.codes = nn.Embedding(channels * self.num_codes, CODE_SIZE)
+        self.codes = nn.Embedding(channels * NUM_CODES, CODE_SIZE)
         nn.init.normal_(self.codes.weight, 0.0, channels**-0.5)  # so that a cell's sum has variance 1
         first, layers, flat = _plain_convs(height, width, CODE_SIZE, "grid_codes", activation)
         self.convs = nn.Sequential(first, *layers)
         self.full = MLPEncoder(flat, (features,) if features else (), activation)
         self.output_size = self.full.output_size
         _to_channels_last(self.convs)
-        offsets = torch.arange(channels) * self.num_codes - int(leaf.low)
-        self.register_buffer("offsets", offsets, persistent=False)
+        self.register_buffer("offsets", torch.arange(channels) * NUM_CODES, persistent=False)
 
     def forward(self, image: Tensor) -> Tensor:
         """[N, *leaf.shape] -> [N, output_size]."""
@@ -339,6 +337,15 @@ def split_leaves(
     return images, {n: leaf for n, leaf in inputs.items() if n not in images}
 
 
+def is_grid_of_codes(leaf: LeafSpec) -> bool:
+    """Whether "grid_codes" can read the leaf: a small image of bytes."""
+    return leaf.kind == "image" and leaf.dtype == "uint8" and _is_small(leaf)
+
+
+def _is_small(leaf: LeafSpec) -> bool:
+    return min(leaf.shape[:2] if leaf.layout == "hwc" else leaf.shape[1:]) < MIN_CONV_PIXELS
+
+
 def _plain_convs(
     height: int, width: int, channels: int, conv: str, activation: Activation
 ) -> tuple[nn.Conv2d, list[nn.Module], int]:
@@ -385,8 +392,7 @@ def _image_encoder(
     """What `conv` means for this image; small ones take "conv_tiny" for the stacks that would use them up."""
     if conv == "grid_codes":
         return GridEncoder(leaf, features, activation)
-    sides = leaf.shape[:2] if leaf.layout == "hwc" else leaf.shape[1:]
-    fitting: ConvName = conv if min(sides) >= MIN_CONV_PIXELS else "conv_tiny"
+    fitting: ConvName = "conv_tiny" if _is_small(leaf) else conv
     return ConvEncoder(leaf, fitting, features, activation, normalize)
 
 

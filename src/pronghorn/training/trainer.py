@@ -103,7 +103,7 @@ class _Run:
             with contextlib.suppress(OSError):
                 print(f"starting {', '.join(config.env_names)} ...", file=sys.stderr)  # engines take seconds to start
         with contextlib.ExitStack() as cleanup:
-            seed = config.seed if latest is None else derive_seed(config.seed, 3, latest.state["learner"]["version"])
+            seed = config.seed if latest is None else derive_seed(config.seed, 3, latest.state["updates"])
             self.pool: Pool = make_pool(config, seed=seed, ordered=config.deterministic)
             cleanup.callback(self.pool.close)
             given, self.config = dict(walk(config)), resolve(config, self.pool.spec)
@@ -346,7 +346,7 @@ class _Run:
             self._save()
         if by_updates and self.store.turns:
             # What follows must not depend on whether the process goes on or is a new one that resumed here.
-            self.sampler.request_reseed(derive_seed(self.config.seed, 3, self.learner.version))
+            self.sampler.request_reseed(derive_seed(self.config.seed, 3, self.learner.updates))
 
     def _save(self) -> None:
         path = checkpoints.save(
