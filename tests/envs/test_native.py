@@ -1,6 +1,7 @@
 """Atari through ale-py's vector environment: one transition stream, equal to a slow one on the bare emulator."""
 
 import os
+import time
 import sys
 
 import numpy as np
@@ -334,4 +335,7 @@ def test_close_in_mid_step_ends_the_threads_and_may_be_called_twice():
     assert len(os.listdir("/proc/self/task")) > before
     pool.close()
     pool.close()
-    assert len(os.listdir("/proc/self/task")) == before
+    until = time.monotonic() + 20.0
+    while len(os.listdir("/proc/self/task")) > before:  # a thread that was joined may be listed for a moment
+        assert time.monotonic() < until
+        time.sleep(0.01)

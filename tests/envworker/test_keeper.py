@@ -127,8 +127,9 @@ def test_the_keeper_acts_only_when_the_trainer_vanished(tmp_path, ends_well):
 
 
 TRAINER = """
-import sys, time
+import signal, sys, time
 import numpy as np
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests were started in the background
 from pronghorn.envs.workers import ResolvedEnv, WorkerPool
 if __name__ == "__main__":
     env = ResolvedEnv("toy", "worker", "call", sys.argv[1] + ":WithChild", {"pid_file": sys.argv[2]})
