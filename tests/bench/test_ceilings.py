@@ -191,7 +191,9 @@ def test_the_hints_follow_from_the_numbers(scripted_machine: None) -> None:
     record = bench(replace(Config(env="gym:CartPole-v1"), {"env.workers": 1, "env.envs_per_worker": 71}))
     joined = " ".join(record["advice"])
     assert "The learner waits for data 60%" in joined
-    assert "1 of 2 cores" in joined
+    assert "Learning uses 1 of 2 cores" in joined
+    many = record | {"settings": record["settings"] | {"learner": {"epochs": 4, "minibatches": 1000}}}
+    assert "Learning uses" not in " ".join(advice(many))  # 18 ms each: too short to share among threads
     assert "--tune" in joined
     good = record | {"fraction_of_ceiling": 0.95, "limiting_stage": "simulation"}
     assert advice(good) == ["Simulation is most of the work: what helps is a cheaper environment or a longer action "
@@ -249,16 +251,19 @@ def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
     )
 
 
+def left_in(folder: Path) -> list[Path]:
+    """What is left of ours among the temporary files; torch may make a cache of its own there."""
+    return list((folder / "tmp").glob("*pronghorn*"))
+
+
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def wait_for_copies(process: subprocess.Popen[str], said: str) -> list[psutil.Process]:
-    """The processes below the command, once it has said so and its copies have workers."""
+def wait_for_copies(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes below the command, once a copy has workers."""
     assert process.stderr is not None
-    for told in process.stderr:
-        if told.startswith(said):
-            break
+    process.stderr.readline()  # the first stage begins
     deadline = time.monotonic() + 60
     while len(family(process)) < 3 and time.monotonic() < deadline:  # a copy, its pool's keeper and worker
         time.sleep(0.05)
@@ -288,18 +293,18 @@ def test_the_command_prints_one_json_object_and_leaves_nothing(tmp_path: Path) -
     assert 0 <= record["training"]["policy_lag_mean"] <= record["training"]["policy_lag_max"] <= 16
     assert record["settings"]["env"]["envs_per_worker"] == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tmp"]
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert left_in(tmp_path) == []
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("number", "code", "when"),
-    [(signal.SIGINT, 130, "transport"), (signal.SIGTERM, 143, "training"), (signal.SIGKILL, -9, "transport")],
-    ids=["SIGINT", "SIGTERM-while-training", "SIGKILL"],
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
+    ids=lambda x: signal.Signals(x).name if isinstance(x, signal.Signals) else None,
 )
-def test_a_bench_that_is_stopped_leaves_no_process(tmp_path: Path, number: int, code: int, when: str) -> None:
+def test_a_bench_that_is_stopped_leaves_no_process(tmp_path: Path, number: int, code: int) -> None:
     process = start(tmp_path, "--seconds", "4")
-    below = wait_for_copies(process, when)
+    below = wait_for_copies(process)
     assert below
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
@@ -307,7 +312,7 @@ def test_a_bench_that_is_stopped_leaves_no_process(tmp_path: Path, number: int, 
     assert "Traceback" not in said
     assert_gone(below, within_s=30.0)
     if number != signal.SIGKILL:  # which lets nobody clean up
-        assert list((tmp_path / "tmp").iterdir()) == []
+        assert left_in(tmp_path) == []
 
 
 def test_an_environment_that_cannot_be_built_is_one_message(tmp_path: Path) -> None:

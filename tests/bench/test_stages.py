@@ -7,9 +7,11 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import tomli_w
 import torch
@@ -24,8 +26,9 @@ from pronghorn.errors import PronghornError
 from pronghorn.evaluation.policy import spec_to_json
 from pronghorn.settings_file import to_toml
 from pronghorn.training.checkpoint import write_atomically
+from pronghorn.training.metrics import read_metrics
 from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
-from running import env
+from running import assert_gone, env
 
 SMALL: dict[str, Any] = {
     "env.workers": 1, "env.envs_per_worker": 4, "env.pin": "off", "threads": 1, "model.mlp_layers": (8,),
@@ -142,3 +145,16 @@ def test_a_copy_that_dies_is_noticed(tmp_path: Path) -> None:
         with pytest.raises(PronghornError, match="acting: the process ended with code -9"):
             copy.hear()
     assert copy.process.returncode == -9
+
+
+def test_a_training_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    config, spec = settings(env("Match"))
+    config = replace(config, {"run_dir": str(tmp_path / "run"), "log.live": "off", "log.every_s": 0.2})
+    with started("training", folder_of(config, spec, tmp_path), [None], 0.2) as (copy,):
+        deadline = time.monotonic() + 60
+        while not read_metrics(tmp_path / "run") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        below = psutil.Process(copy.process.pid).children(recursive=True)
+        assert len(below) == 2  # the keeper and the worker
+    assert copy.process.returncode == 0  # it saved and ended by itself
+    assert_gone(below)

@@ -47,6 +47,7 @@ FIRST_BATCH_S = 600.0  # until training is given up
 TUNING_MINUTES = 5.0
 TRIAL_SHARE, MAX_TRIAL_S = 1 / 30, 15.0  # of the time for tuning, each trial measures
 BETTER = 1.03  # a setting must be faster by this factor, twice, or noise would choose
+LONG_UPDATE_S = 0.05  # on one core, from which more threads are worth a try
 TUNED = ("threads", "env.envs_per_worker", "env.workers", "env.groups", "learner.batch_unrolls")
 
 Say = Callable[[str], None]
@@ -214,7 +215,7 @@ def train_for(config: Config, folder: Path, seconds: float) -> Record:
         "learner.lr_schedule": "constant",  # the linear one needs a limit
         "eval.every_s": 0.0,
         "eval.until_return": None,
-        "log.every_s": 1.0,
+        "log.every_s": min(1.0, seconds / 40.0),  # no rate is more exact than the times of its ends
         "log.live": "off",
         "log.tensorboard": False,
         "log.wandb": False,
@@ -223,7 +224,7 @@ def train_for(config: Config, folder: Path, seconds: float) -> Record:
     memory, next_look, give_up = 0, 0.0, time.monotonic() + FIRST_BATCH_S
     with started("training", folder, [None], seconds) as (copy,):
         while True:
-            time.sleep(0.1)
+            time.sleep(min(0.5, seconds / 40.0))
             ended = copy.process.poll() is not None
             if copy.process.returncode:
                 copy.hear()  # raises its error
@@ -394,8 +395,9 @@ def _advice_on_ceiling(limiting: str, settings: Record, stages: Mapping[str, Rec
 
 
 def _advice_on_share(record: Record, settings: Record, env: Record) -> Iterator[str]:
-    machine, simulation, waits = record["machine"], record["stages"]["simulation"], record["training"]["shares"]
-    low = record["fraction_of_ceiling"] < 0.85
+    machine, stages, waits = record["machine"], record["stages"], record["training"]["shares"]
+    low, n = record["fraction_of_ceiling"] < 0.85, settings["learner"]
+    update_s = stages["learning"]["core_s_per_step"] * stages["learning"]["samples"] / (n["epochs"] * n["minibatches"])
     if low and settings["max_lag"] == 0:
         yield "Acting and learning take turns: --max-lag 1 lets them overlap."
     elif low and waits["learner: wait"] > 0.2:
@@ -403,9 +405,12 @@ def _advice_on_share(record: Record, settings: Record, env: Record) -> Iterator[
             f"The learner waits for data {waits['learner: wait']:.0%} of its time: more --env.envs-per-worker "
             f"({env['envs_per_worker']} now) or --env.workers ({env['workers']} now) may help."
         )
-    if low and machine["device"] == "cpu" and settings["threads"] < machine["cores"]:
+    if env["workers"] > machine["cores"]:
+        yield f"{env['workers']} workers share {machine['cores']} cores: as many as cores are bound to one each."
+    # Shared among threads, the arithmetic of a short update costs more than it saves.
+    if low and machine["device"] == "cpu" and settings["threads"] < machine["cores"] and update_s > LONG_UPDATE_S:
         yield f"Learning uses {settings['threads']} of {machine['cores']} cores: a higher --threads may help."
-    speed_up = simulation["steps_per_s"] / simulation["steps_per_s_one_core"]
+    speed_up = stages["simulation"]["steps_per_s"] / stages["simulation"]["steps_per_s_one_core"]
     if speed_up < 0.7 * machine["cores"]:
         yield (
             f"{machine['cores']} cores simulate {speed_up:.1f} times as fast as one: they are shared with other work, "

@@ -238,8 +238,8 @@ def _listen(go: threading.Event, stop: threading.Event, training: bool) -> None:
 
 def _spend(work: Iterator[int], seconds: float, stop: threading.Event) -> float:
     """Steps per second of at least one piece of work."""
-    start, steps, spent = time.perf_counter(), 0, 0.0
-    while not steps or (spent < seconds and not stop.is_set()):
+    start, steps, spent = time.perf_counter(), 0, 1e-9
+    while (not steps or spent < seconds) and not stop.is_set():
         steps += next(work)
         spent = time.perf_counter() - start
     return steps / spent
