@@ -169,10 +169,11 @@ def test_the_record_by_hand(scripted_machine: None) -> None:
         assert part in shown, part
 
 
+@pytest.mark.case("PRF-07")
 def test_tuning_writes_the_best_of_the_trials(scripted_machine: None, tmp_path: Path) -> None:
     out, said = tmp_path / "bench.toml", list[str]()
     config = replace(Config(env="gym:CartPole-v1"), {"env.workers": 1, "env.envs_per_worker": 4, "threads": 1})
-    record = bench(config, out=out, minutes=0.0001, say=said.append)
+    record = bench(config, out=out, minutes=1e-9, say=said.append)
     assert len(record["trials"]) == 1  # no time for a second
     out.unlink()
     record = bench(config, out=out, minutes=0.5, say=said.append)
@@ -195,6 +196,8 @@ def test_the_hints_follow_from_the_numbers(scripted_machine: None) -> None:
     many = record | {"settings": record["settings"] | {"learner": {"epochs": 4, "minibatches": 1000}}}
     assert "Learning uses" not in " ".join(advice(many))  # 18 ms each: too short to share among threads
     assert "--tune" in joined
+    crowd = record["settings"] | {"env": record["settings"]["env"] | {"workers": 8}}
+    assert "8 workers share 2 cores" in " ".join(advice(record | {"settings": crowd}))
     good = record | {"fraction_of_ceiling": 0.95, "limiting_stage": "simulation"}
     assert advice(good) == ["Simulation is most of the work: what helps is a cheaper environment or a longer action "
                             "repeat."]  # fmt: skip

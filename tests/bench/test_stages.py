@@ -39,6 +39,7 @@ MIXED = EnvSpec(
         "image": LeafSpec((40, 48, 3), "uint8", "image", "hwc", 0.0, 255.0),
         "code": LeafSpec((2,), "int64", "discrete", n=(3, 5)),
         "action_mask": LeafSpec((4,), "uint8", "mask"),
+        "flags": LeafSpec((6,), "int8", "binary"),
         "x": LeafSpec((2,), "float32", "vector"),
     },
     ActionSpec((4,), (-1.0,), (1.0,)),
@@ -97,6 +98,7 @@ def test_what_is_made_up_lies_in_the_space() -> None:
     assert ready.obs["image"].max() > 245
     assert ready.obs["code"].max(axis=0).tolist() == [2, 4]
     assert ready.obs["code"].min() == 0
+    assert set(ready.obs["flags"].flat) == {0, 1}
     assert ready.obs["action_mask"].min() == 1
 
 

@@ -141,9 +141,10 @@ class MadeUpPool:
         shape = (self.num_rows, *leaf.shape)
         if leaf.kind == "mask":
             return np.ones(shape, leaf.dtype)
-        if leaf.n:
-            return self._rng.integers(0, np.array(leaf.n).reshape(leaf.shape), shape).astype(leaf.dtype)
-        if leaf.kind in ("image", "binary") and np.isfinite((leaf.low, leaf.high)).all():
+        if leaf.n or leaf.kind == "binary":
+            sizes = np.array(leaf.n).reshape(leaf.shape) if leaf.n else 2
+            return self._rng.integers(0, sizes, shape).astype(leaf.dtype)
+        if leaf.kind == "image" and np.isfinite((leaf.low, leaf.high)).all():
             return self._rng.uniform(leaf.low, leaf.high, shape).astype(leaf.dtype)
         return self._rng.standard_normal(shape).astype(leaf.dtype)
 
