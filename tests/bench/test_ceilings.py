@@ -235,6 +235,7 @@ def test_a_gpu_is_measured_by_one_copy_and_the_slowest_stage(
         (["--tune", "--out", "/no/such/place/x.toml"], "There is no directory /no/such/place"),
         (["--learner.minibatches", "7"], "must divide"),
         (["--threads", "0"], "threads = 0: must be greater than 0"),
+        (["--threads", "1000000"], "threads = 1000000: must be at most"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else None,
 )

@@ -33,6 +33,7 @@ from pronghorn.defaults import resolve
 from pronghorn.envs.registry import make_pool
 from pronghorn.errors import ConfigError, PronghornError, UsageError
 from pronghorn.evaluation.policy import spec_to_json
+from pronghorn.limits import require_threads
 from pronghorn.machine import available_cores
 from pronghorn.settings_file import to_toml
 from pronghorn.training.checkpoint import write_atomically
@@ -73,6 +74,7 @@ def bench(
         _require_new(out)
     if not seconds > 0.0:
         raise ConfigError("seconds", seconds, "must be greater than 0", "Leave it out for the default.")
+    require_threads(config.threads)
     with _signals_raise(), tempfile.TemporaryDirectory(prefix="pronghorn-bench-") as name:
         folder, tuning = Path(name), Record()
         spec = _look_at(config)
@@ -89,8 +91,8 @@ def bench(
 def _require_new(out: Path) -> None:
     if out.exists():
         raise UsageError(f"{out} exists already. Remove it, or name another file with --out.")
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"There is no directory {out.absolute().parent} to write {out.name} to.")
+    if not os.access(out.absolute().parent, os.W_OK):
+        raise UsageError(f"There is no directory {out.absolute().parent} that {out.name} can be written to.")
 
 
 def _look_at(config: Config) -> EnvSpec:
