@@ -229,9 +229,10 @@ def serve(stage: str, folder: Path, core: int | None, seconds: float) -> int:
 
 
 def _listen(go: threading.Event, stop: threading.Event, training: bool) -> None:
-    sys.stdin.readline()
+    os.read(0, 64)  # past sys.stdin, whose lock a thread must not hold when the process ends
     go.set()
-    sys.stdin.read()
+    while os.read(0, 64):
+        pass
     stop.set()
     if training:
         os.kill(os.getpid(), signal.SIGTERM)
