@@ -32,6 +32,20 @@ class Match(Env[Any, Any]):
         return np.array([self.bit, 1 - self.bit], np.float32)
 
 
+class Picture(Match):
+    """The same, shown as a small image whose left or right half is lit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+    def _observe(self) -> Any:
+        self.bit = int(self.np_random.integers(2))
+        image = self.np_random.integers(0, 128, (8, 8, 3), np.uint8)
+        image[:, 4 * self.bit : 4 * self.bit + 4] += 127
+        return image
+
+
 class Recall(Env[Any, Any]):
     """A cue is shown once and must be named at the last of `length` steps: return 1 with memory, 0.5 without."""
 

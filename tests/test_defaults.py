@@ -35,6 +35,26 @@ def test_kind_of_observation_decides_the_network() -> None:
     assert resolved(VECTOR, **{"model.core": "lstm"}).learner.unroll_length == 32
 
 
+@pytest.mark.parametrize(
+    ("env", "conv"),
+    [
+        ("gym:MiniGrid-MemoryS7-v0", "grid_codes"),
+        ("gym:BabyAI-GoToObj-v0", "grid_codes"),
+        ("gym:Tiles-v0", "nature"),
+        ("gym:MiniGrid-Empty-5x5-v0,gym:Tiles-v0", "nature"),
+    ],
+)
+def test_grids_of_codes_are_known_by_the_names_of_their_tasks(env: str, conv: str) -> None:
+    grid = EnvSpec({"image": LeafSpec((7, 7, 3), "uint8", "image", "hwc", 0, 255)}, ActionSpec((7,)))
+    assert resolved(grid, **{"env.id": env}).model.conv == conv  # "nature" becomes conv_tiny for so small an image
+    assert resolved(grid, **{"env.id": env, "model.conv": "conv_tiny"}).model.conv == "conv_tiny"
+    assert resolved(grid, **{"env.id": env}).learner.exploration_coef == (0.02 if conv == "grid_codes" else 0.01)
+    assert resolved(PIXELS, **{"env.id": env}).model.conv == "convnet_simple"
+    floats = EnvSpec({"image": LeafSpec((7, 7, 3), "float32", "image", "hwc", 0, 1)}, ActionSpec((7,)))
+    assert resolved(floats, **{"env.id": env}).model.conv == "nature"  # which such an encoder could not read
+    assert resolved(VECTOR, **{"env.id": env}).learner.exploration_coef == 0.01
+
+
 def test_one_step_algorithms_take_small_batches_of_short_unrolls_on_vectors() -> None:
     appo, impala, a2c = (resolved(algo=algo).learner for algo in ("appo", "impala", "a2c"))
     assert (appo.unroll_length, appo.batch_unrolls, appo.epochs, appo.minibatches) == (128, 16, 4, 16)

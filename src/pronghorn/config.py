@@ -75,10 +75,10 @@ class ModelConfig:
     """The network: encoder, recurrent core, heads."""
 
     conv: Annotated[
-        Auto[Literal["convnet_simple", "nature", "impala_shallow", "resnet_impala", "conv_tiny"]],
-        _auto_choice("convnet_simple", "nature", "impala_shallow", "resnet_impala", "conv_tiny"),
+        Auto[Literal["convnet_simple", "nature", "impala_shallow", "resnet_impala", "conv_tiny", "grid_codes"]],
+        _auto_choice("convnet_simple", "nature", "impala_shallow", "resnet_impala", "conv_tiny", "grid_codes"),
     ] = AUTO
-    """Convolutional encoder of image observations."""
+    """Convolutional encoder of image observations; grid_codes: small grids of bytes that name things."""
     conv_features: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Units of the fully connected layer after the convolutions."""
     mlp_layers: tuple[int, ...] = (64, 64)

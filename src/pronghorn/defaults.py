@@ -84,10 +84,18 @@ def _kinds(config: Config, spec: EnvSpec, kind: str) -> list[str]:
     more = {
         "vector-continuous": is_vector and spec.action.num_continuous > 0,
         "vector-image": is_vector and any(leaf.kind == "image" for leaf in spec.observation.values()),
+        "grid-codes": is_vector and _shows_grids_of_codes(config, spec),
         "vector-memory": is_vector and config.model.core not in (None, "none"),
         "atari": _plays_atari(config, kind),
     }
     return [kind, *(name for name, applies in more.items() if applies)]
+
+
+def _shows_grids_of_codes(config: Config, spec: EnvSpec) -> bool:
+    """MiniGrid and BabyAI, with observations that the encoder for such grids can read."""
+    images = [leaf for leaf in spec.observation.values() if leaf.kind == "image"]
+    named = all(re.search(r"\b(MiniGrid|BabyAI)-", name) for name in config.env_names)
+    return named and bool(images) and all(leaf.dtype == "uint8" for leaf in images)
 
 
 def _plays_atari(config: Config, kind: str) -> bool:

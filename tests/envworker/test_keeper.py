@@ -162,7 +162,7 @@ def test_engines_and_their_shared_memory_do_not_outlive_a_killed_trainer(tmp_pat
     assert len(files) == 3
     for pid in [worker, trainer.pid] if worker_first else [trainer.pid]:
         os.kill(pid, signal.SIGKILL)
-    trainer.wait(10)
+    trainer.wait(60)
     wait_until(lambda: not members(worker) and not any(os.path.exists(path) for path in files))
     trainer.stdout.close()
 
@@ -183,7 +183,7 @@ def test_nothing_outlives_a_killed_trainer(tmp_path, how):
     assert len(pids) == 4
     assert not any(zombie(pid) for pid in pids)
     trainer.send_signal(how)
-    trainer.wait(10)
+    trainer.wait(60)
     wait_until(lambda: all(zombie(pid) for pid in [*pids, int(keeper_pid)]))
     assert not os.path.exists(directory)
     trainer.stdout.close()

@@ -167,6 +167,21 @@ def test_the_first_policy_is_nearly_uniform() -> None:
     assert output.values.abs().max().item() > 0.02  # the value head has no small gain
 
 
+@pytest.mark.parametrize("core", ["gru", "lstm"])
+def test_the_gates_of_a_memory_start_orthogonal(core: Any) -> None:
+    """W W^T = 1 for each gate, on the side of the state and of the input; "torch" leaves torch's own."""
+    spec = EnvSpec({"obs": real(16)}, ActionSpec((2,)))
+    model = ActorCritic(spec, core=core, core_size=8, mlp_layers=(16,))
+    for name, parameter in model.actor.core.named_parameters():
+        if "weight" in name:
+            for gate in parameter.detach().split(8):
+                torch.testing.assert_close(gate @ gate.T, torch.eye(8), rtol=0, atol=1e-5)
+        else:
+            assert not parameter.any()
+    plain = ActorCritic(spec, core=core, core_size=8, mlp_layers=(16,), init="torch")
+    assert all(parameter.any() for parameter in plain.actor.core.parameters())
+
+
 @pytest.mark.parametrize("state_dependent_std", [False, True])
 def test_the_initial_std(state_dependent_std: bool) -> None:
     spec = EnvSpec({"obs": real(3)}, ActionSpec((), (-1.0, -1.0), (1.0, 1.0)))

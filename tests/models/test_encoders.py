@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from pronghorn.errors import SpaceError
 from pronghorn.models.encoders import (
+    CODE_SIZE,
     LAST_ACTION_CONTINUOUS,
     ConvEncoder,
+    GridEncoder,
     LastStepInput,
     MLPEncoder,
     ObservationEncoder,
@@ -114,6 +116,51 @@ def test_gradients_reach_every_parameter() -> None:
         encoder = ConvEncoder(image(36, 40, 3), conv, 8, "tanh")  # type: ignore[arg-type]
         encoder(pixels(2, 36, 40, 3)).square().sum().backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters()), conv
+
+
+def codes(*shape: int, high: int = 9) -> torch.Tensor:
+    return torch.randint(0, high + 1, shape, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("layout", ["hwc", "chw"])
+def test_a_cell_of_a_grid_is_the_sum_of_its_codes_vectors(layout: str) -> None:
+    shape = (3, 5, 2) if layout == "hwc" else (2, 3, 5)
+    # the declared range is not trusted: a byte outside it is one more code
+    encoder = GridEncoder(LeafSpec(shape, "uint8", "image", layout, 0.0, 9.0), 0, "elu")  # type: ignore[arg-type]
+    x = codes(4, 3, 5, 2, high=255)
+    table = encoder.codes.weight.view(2, 256, CODE_SIZE)
+    cells = sum(table[c, x[..., c].long()] for c in range(2))
+    maps = encoder.convs(cells.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).flatten(1)  # type: ignore[union-attr]
+    given = x if layout == "hwc" else x.permute(0, 3, 1, 2)
+    torch.testing.assert_close(encoder(given), maps)
+    assert encoder.output_size == maps.shape[1]
+    assert cells.var().item() == pytest.approx(1.0, abs=0.2)  # type: ignore[union-attr]
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in encoder.parameters() if p.dim() == 4)
+
+
+def test_a_grid_encoder_learns_everything_it_reads() -> None:
+    encoder = GridEncoder(image(7, 7, 3), 8, "tanh")
+    x = codes(64, 7, 7, 3)
+    encoder(x).square().sum().backward()
+    gradients = {name: p.grad for name, p in encoder.named_parameters()}
+    assert all(g is not None and g.abs().sum() > 0 for g in gradients.values())
+    rows = gradients["codes.weight"].view(3, 256, CODE_SIZE).abs().sum((0, 2))  # type: ignore[union-attr]
+    assert (rows > 0).nonzero().flatten().tolist() == list(range(10))  # the codes that occur, and no others
+
+
+@pytest.mark.parametrize("leaf", [LeafSpec((7, 7, 3), "int32", "image", "hwc", 0.0, 9.0), image(72, 128, 3)])
+def test_what_is_no_grid_of_codes_is_refused(leaf: LeafSpec) -> None:
+    with pytest.raises(SpaceError, match=r"grid_codes reads images of uint8 .*leave --model\.conv out"):
+        ObservationEncoder({"image": leaf}, 0, conv="grid_codes")
+
+
+def test_small_images_are_normalised_by_all_their_cells() -> None:
+    encoder = ConvEncoder(image(7, 7, 1), "conv_tiny", 8, normalize=True)
+    x = torch.zeros(2, 7, 7, 1, dtype=torch.uint8)
+    x[:, 1::2] = 255  # rows that steps of four would never meet
+    encoder.update_norm(x)
+    assert encoder.norm is not None
+    torch.testing.assert_close(encoder.norm.mean, torch.tensor([3 / 7], dtype=torch.float64))
 
 
 def test_one_hot_of_many_codes_and_of_none() -> None:

@@ -70,8 +70,8 @@ class ActorCritic(nn.Module):
 
     spec: what the environment looks like.
     encoder: "auto" sends images through convolutions and the rest through an MLP; "mlp" flattens images too.
-    conv, conv_features: convolutions of images with sides of at least 36 pixels (smaller ones get "conv_tiny"),
-        and the width of the layer behind them.
+    conv, conv_features: convolutions of images with sides of at least 36 pixels (smaller ones get "conv_tiny",
+        unless it is "grid_codes": small grids of bytes that name things), and the width of the layer behind them.
     mlp_layers: widths of the MLP of all other leaves.
     core, core_size, core_layers: the memory.  decoder_layers: widths between core and heads.
     normalize_obs: real-valued leaves per entry, and images per channel, by running moments.
@@ -81,7 +81,7 @@ class ActorCritic(nn.Module):
     continuous: how Gaussian samples meet the bounds of actions.
     state_dependent_std: the policy head gives the log-std too; else it is one free vector.
     initial_std: of the Gaussians, in units of u.  policy_init_gain: small, so that the first policy is nearly
-        uniform.  init: "orthogonal" for all layers but the core, or "torch".
+        uniform.  init: "orthogonal" or "torch".
     """
 
     def __init__(
@@ -221,6 +221,8 @@ class ActorCritic(nn.Module):
             for module in self.modules():
                 if isinstance(module, nn.Linear | nn.Conv2d):
                     _orthogonal(module, HIDDEN_GAIN)
+                elif isinstance(module, nn.RNNBase):
+                    _orthogonal_gates(module)
             _orthogonal(self.value_head, 1.0)
         _orthogonal(self.policy_head, policy_gain)
         if self.log_std is not None:
@@ -235,6 +237,19 @@ def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
     layer.weight.copy_(nn.init.orthogonal_(torch.empty(layer.weight.shape), gain))
     if layer.bias is not None:
         layer.bias.zero_()
+
+
+def _orthogonal_gates(rnn: nn.RNNBase) -> None:
+    """The matrices of each gate orthogonal, the biases 0: what a state holds is neither swollen nor worn away.
+
+    A task that needs a cue of a few steps before took fewer samples than with torch's own (docs/performance.md).
+    """
+    for name, parameter in rnn.named_parameters():
+        if name.startswith("weight"):
+            for gate in torch.split(parameter, rnn.hidden_size):
+                gate.copy_(nn.init.orthogonal_(torch.empty(gate.shape)))
+        else:
+            parameter.zero_()
 
 
 def _find_mask(spec: EnvSpec) -> str | None:

@@ -1,7 +1,7 @@
 """Recurrent cores that forget at episode starts inside an unroll. They encode nothing and decide nothing.
 
 The state is one tensor [B, S], float32, all layers side by side (an LSTM's layer: h, then c), so that the store
-keeps it as one more array. Weights are named and initialised as in torch.nn.GRU and torch.nn.LSTM.
+keeps it as one more array. Weights are named as in torch.nn.GRU and torch.nn.LSTM.
 """
 
 from __future__ import annotations

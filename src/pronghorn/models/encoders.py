@@ -15,18 +15,20 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, embedding_bag
 
 from pronghorn.errors import SpaceError
 from pronghorn.ops.normalization import RunningNorm
 from pronghorn.types import LAST_ACTION, LAST_REWARD, ActionSpec, LeafSpec
 
 Activation = Literal["elu", "relu", "tanh"]
-ConvName = Literal["nature", "convnet_simple", "impala_shallow", "resnet_impala", "conv_tiny"]
+ConvName = Literal["nature", "convnet_simple", "impala_shallow", "resnet_impala", "conv_tiny", "grid_codes"]
 EncoderKind = Literal["auto", "mlp"]
 
 LAST_ACTION_CONTINUOUS = LAST_ACTION + "_continuous"  # the leaf of the continuous part, float [..., C]
 MIN_CONV_PIXELS = 36  # a side smaller than this is used up by three strided layers: "conv_tiny" instead
+NUM_CODES = 256  # of each channel of a grid of codes: what a byte holds
+CODE_SIZE = 16  # entries of the vector of a code
 MAX_SCALED_RANGE = 65_535.0  # integers in a wider range are measurements, not levels: left as they are
 
 # (channels, kernel, stride, padding) of each layer
@@ -34,7 +36,8 @@ PLAIN_CONVS: Mapping[str, tuple[tuple[int, int, int, int], ...]] = {
     "nature": ((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)),  # Mnih et al. 2015
     "convnet_simple": ((32, 8, 4, 0), (64, 4, 2, 0), (128, 3, 2, 0)),  # Sample Factory
     "impala_shallow": ((16, 8, 4, 0), (32, 4, 2, 0)),  # Espeholt et al. 2018, left of fig. 3
-    "conv_tiny": ((16, 3, 1, 1), (32, 3, 2, 1), (64, 3, 2, 1)),  # grids such as MiniGrid's 7x7x3; any size
+    "conv_tiny": ((16, 3, 1, 1), (32, 3, 2, 1), (64, 3, 2, 1)),  # small images of any size
+    "grid_codes": ((16, 3, 1, 1), (32, 3, 2, 1)),  # behind the vectors of the codes
 }
 RESNET_CHANNELS = (16, 32, 32)  # of the three sections of Espeholt et al. 2018, right of fig. 3
 
@@ -94,9 +97,7 @@ class ConvEncoder(nn.Module):
         self.full = MLPEncoder(flat, (features,) if features else (), activation)
         self.output_size = self.full.output_size
         self.norm = RunningNorm((channels,)) if normalize else None
-        for parameter in self.parameters():
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.to(memory_format=torch.channels_last)
+        _to_channels_last(self)
 
     def forward(self, image: Tensor) -> Tensor:
         """[N, *leaf.shape] -> [N, output_size]."""
@@ -118,14 +119,16 @@ class ConvEncoder(nn.Module):
         y: Tensor = self.full(x.permute(0, 2, 3, 1).flatten(1))
         return y
 
-
     @torch.no_grad()
     def update_norm(self, image: Tensor) -> None:
-        """Take images [N, *leaf.shape] into the running moments: at most 32 of them, every fourth row and column."""
+        """Take images [N, *leaf.shape] into the running moments: at most 32 of them, of large ones every fourth row
+        and column.
+        """
         if self.norm is not None:
             x = image[:: max(1, len(image) // 32)]
             x = x if self.channels_at_end else x.permute(0, 2, 3, 1)
-            self.norm.update((x[:, ::4, ::4].double() - self.low) * self.scale)
+            stride = 4 if min(x.shape[1:3]) >= MIN_CONV_PIXELS else 1
+            self.norm.update((x[:, ::stride, ::stride].double() - self.low) * self.scale)
 
     def _input_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(low, scale), each [1, C or 1, 1, 1]: the first layer sees (x - low) * scale."""
@@ -135,6 +138,45 @@ class ConvEncoder(nn.Module):
             low = low + (self.norm.mean / scale).float()
             scale = scale * (self.norm.var + self.norm.eps).rsqrt().float()
         return low.view(1, -1, 1, 1), scale.view(1, -1, 1, 1)
+
+
+class GridEncoder(nn.Module):
+    """A small grid of codes (MiniGrid: object, colour, state) to features; codes are names, not levels of light.
+
+    A learned vector for each byte that a channel may hold, summed over the channels of a cell (the "bag of words" of
+    Hui et al. 2020, BabyAI 1.1), then convolutions and one fully connected layer, an activation after each.
+
+    leaf, features, activation: as for `ConvEncoder`. Raises SpaceError for a leaf that is no grid of codes.
+    """
+
+    offsets: Tensor
+
+    def __init__(self, leaf: LeafSpec, features: int = 128, activation: Activation = "relu") -> None:
+        super().__init__()
+        if not is_grid_of_codes(leaf):
+            raise SpaceError(
+                f"--model.conv grid_codes reads images of uint8 with a side of less than {MIN_CONV_PIXELS}; this one "
+                f"is {leaf.dtype} of shape {leaf.shape}. Cast it in the environment, or leave --model.conv out."
+            )
+        self.channels_at_end = leaf.layout == "hwc"
+        height, width, channels = leaf.shape if self.channels_at_end else (*leaf.shape[1:], leaf.shape[0])
+        self.codes = nn.Embedding(channels * NUM_CODES, CODE_SIZE)
+        nn.init.normal_(self.codes.weight, 0.0, channels**-0.5)  # so that a cell's sum has variance 1
+        first, layers, flat = _plain_convs(height, width, CODE_SIZE, "grid_codes", activation)
+        self.convs = nn.Sequential(first, *layers)
+        self.full = MLPEncoder(flat, (features,) if features else (), activation)
+        self.output_size = self.full.output_size
+        _to_channels_last(self.convs)
+        self.register_buffer("offsets", torch.arange(channels) * NUM_CODES, persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[N, *leaf.shape] -> [N, output_size]."""
+        x = image if self.channels_at_end else image.permute(0, 2, 3, 1)
+        rows = x.long() + self.offsets  # [N, H, W, C]
+        # cell = sum_c table[c, code_c]
+        cells = embedding_bag(rows.flatten(0, 2), self.codes.weight, mode="sum").view(*rows.shape[:3], CODE_SIZE)
+        y: Tensor = self.full(self.convs(cells.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).flatten(1))
+        return y
 
 
 class ResidualBlock(nn.Module):
@@ -262,8 +304,7 @@ class ObservationEncoder(nn.Module):
         super().__init__()
         self.images = sorted(images)
         self.convs = nn.ModuleList(
-            ConvEncoder(images[name], _fitting_conv(images[name], conv), conv_features, activation, normalize)
-            for name in self.images
+            _image_encoder(images[name], conv, conv_features, activation, normalize) for name in self.images
         )
         self.mlp = MLPEncoder(vector_size, mlp_layers if vector_size else (), activation)
         self.output_size = sum(_output_size(module) for module in self.convs) + self.mlp.output_size
@@ -271,8 +312,8 @@ class ObservationEncoder(nn.Module):
     def update_norm(self, obs: Mapping[str, Tensor]) -> None:
         """Take images [N, ...] into the running moments."""
         for name, conv in zip(self.images, self.convs, strict=True):
-            assert isinstance(conv, ConvEncoder)
-            conv.update_norm(obs[name])
+            if isinstance(conv, ConvEncoder):
+                conv.update_norm(obs[name])
 
     def forward(self, obs: Mapping[str, Tensor], vector: Tensor | None) -> Tensor:
         parts = [conv(obs[name]) for name, conv in zip(self.images, self.convs, strict=True)]
@@ -294,6 +335,15 @@ def split_leaves(
         raise SpaceError("The observation has no leaf to learn from (masks are none). Add one to the environment.")
     images = {n: leaf for n, leaf in inputs.items() if leaf.kind == "image" and encoder == "auto"}
     return images, {n: leaf for n, leaf in inputs.items() if n not in images}
+
+
+def is_grid_of_codes(leaf: LeafSpec) -> bool:
+    """Whether "grid_codes" can read the leaf: a small image of bytes."""
+    return leaf.kind == "image" and leaf.dtype == "uint8" and _is_small(leaf)
+
+
+def _is_small(leaf: LeafSpec) -> bool:
+    return min(leaf.shape[:2] if leaf.layout == "hwc" else leaf.shape[1:]) < MIN_CONV_PIXELS
 
 
 def _plain_convs(
@@ -326,13 +376,24 @@ def _resnet(height: int, width: int, channels: int, activation: Activation) -> t
     return first, layers, height * width * channels
 
 
+def _to_channels_last(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+
+
 def _out_of_place(name: Activation) -> nn.Module:
     return {"elu": nn.ELU(), "relu": nn.ReLU(), "tanh": nn.Tanh()}[name]
 
 
-def _fitting_conv(leaf: LeafSpec, conv: ConvName) -> ConvName:
-    sides = leaf.shape[:2] if leaf.layout == "hwc" else leaf.shape[1:]
-    return conv if min(sides) >= MIN_CONV_PIXELS else "conv_tiny"
+def _image_encoder(
+    leaf: LeafSpec, conv: ConvName, features: int, activation: Activation, normalize: bool
+) -> ConvEncoder | GridEncoder:
+    """What `conv` means for this image; small ones take "conv_tiny" for the stacks that would use them up."""
+    if conv == "grid_codes":
+        return GridEncoder(leaf, features, activation)
+    fitting: ConvName = "conv_tiny" if _is_small(leaf) else conv
+    return ConvEncoder(leaf, fitting, features, activation, normalize)
 
 
 def _compute_dtype(weight: Tensor) -> torch.dtype:

@@ -228,13 +228,19 @@ class Learner:
         self._set_lr()
 
     def configure_optimizer(self) -> None:
-        """Give the optimiser the settings of this run, after a saved state was loaded into it."""
+        """Give the optimiser this run's settings and memory formats, after a saved state was loaded into it."""
         n = self.settings
         for group in self.optimizer.param_groups:
             group["eps"] = n.optimizer_eps
             for name in ("alpha", "decay"):  # RMSProp's, of torch and of TensorFlow
                 if name in group:
                     group[name] = n.rmsprop_decay
+        for parameter, state in self.optimizer.state.items():
+            for name, saved in state.items():
+                if torch.is_tensor(saved) and saved.shape == parameter.shape:
+                    # Files hold plain memory. Fused Adam goes through moments and weights side by side in memory order,
+                    # so with channels-last weights it would take each moment for that of another weight.
+                    state[name] = torch.empty_like(parameter, dtype=saved.dtype).copy_(saved)
 
     # ------------------------------------------------------------ state
 
