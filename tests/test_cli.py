@@ -91,7 +91,15 @@ def test_steps_may_be_written_as_powers_of_ten() -> None:
     assert parse_train(["gym:CartPole-v1", "--steps", "2e6", "--frames", "1.5e3"])[1].frames == 1_500
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "record", "watch", "report"])
+def test_the_environment_of_the_command_line_wins_over_that_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "bench.toml"
+    file.write_text('threads = 1\n[env]\nid = "gym:CartPole-v1"\nworkers = 3\n')
+    alone, named = (parse_train([*name, "--config", str(file)])[1] for name in ([], ["gym:Acrobot-v1"]))
+    assert (alone.env.id, alone.env.workers, alone.threads) == ("gym:CartPole-v1", 3, 1)
+    assert (named.env.id, named.env.workers, named.threads) == ("gym:Acrobot-v1", 3, 1)
+
+
+@pytest.mark.parametrize("command", ["train", "bench", "eval", "record", "watch", "report"])
 def test_every_command_explains_itself(command: str) -> None:
     code, output, _ = pronghorn(command, "--help")
     assert code == 0

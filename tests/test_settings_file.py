@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pronghorn.config import Config
+from pronghorn.config import Config, replace
 from pronghorn.defaults import apply_preset
 from pronghorn.errors import ConfigError, UsageError
-from pronghorn.settings_file import from_toml
+from pronghorn.settings_file import from_toml, to_toml
 
 
 @pytest.mark.case("CLI-08")
@@ -31,3 +31,10 @@ def test_a_wrong_type_in_the_file_is_named(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match="must be"):
         from_toml(file)
+
+
+def test_only_what_differs_can_be_written() -> None:
+    config = replace(Config(env="gym:CartPole-v1"), {"threads": 2, "learner.lr": 0.1, "learner.rho_clip": 1.0})
+    tree = {"env": {"id": "gym:CartPole-v1"}, "threads": 2, "learner": {"lr": 0.1}}
+    assert to_toml(config, beyond=Config()) == tree
+    assert to_toml(config)["learner"]["rho_clip"] == 1.0

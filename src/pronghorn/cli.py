@@ -17,7 +17,7 @@ from typing import Annotated, Any, Optional
 import tyro
 
 from pronghorn import __version__
-from pronghorn.config import Config, EnvConfig
+from pronghorn.config import Config, EnvConfig, replace
 from pronghorn.defaults import apply_preset, presets
 from pronghorn.errors import ConfigError, PronghornError, UsageError
 from pronghorn.flags import spelled
@@ -28,6 +28,7 @@ from pronghorn.settings_file import from_toml, leaf_types
 _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at the speed of the hardware.
 
   pronghorn train ENV [options]     train an agent, e.g. pronghorn train doom:basic --minutes 10
+  pronghorn bench ENV               how close training comes to what this machine can do, and what limits it
   pronghorn eval RUN                play episodes and report the mean return with its uncertainty
   pronghorn record RUN --out F.mp4  write a video of the agent (needs no display)
   pronghorn watch RUN               show the agent playing in the terminal
@@ -62,6 +63,25 @@ class TrainArgs:
     """TOML file with settings; the command line wins over it, it wins over --preset."""
     resume: bool = False
     """Go on with the run in --run-dir; an empty directory starts fresh and says so."""
+
+
+@dataclass(frozen=True)
+class BenchArgs:
+    """Measure each stage of training alone, then a training, in ENV and with settings as train takes them: the ceiling
+    that this machine sets, the share of it that is reached, what limits, and what may help. Trains nothing to keep."""
+
+    settings: Annotated[Config, tyro.conf.arg(name="")]
+    config: Annotated[Optional[Path], tyro.conf.arg(metavar="FILE")] = None  # noqa: UP045
+    """TOML file with settings, as train takes it."""
+    seconds: float = 60.0
+    """Seconds of training that are measured, from its first batch on; each stage alone gets a tenth of it."""
+    tune: bool = False
+    """First search faster settings (threads, workers, environments, groups, batch) by short trainings, for --minutes
+    (5 unless given), and write them to --out. Batches of another size change learning, not only speed."""
+    out: Annotated[Optional[Path], tyro.conf.arg(metavar="FILE")] = None  # noqa: UP045
+    """TOML file that --tune writes, for train --config; bench.toml unless given. It must not exist."""
+    json: bool = False
+    """Print one JSON object; progress goes to the standard error."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +173,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: Sequence[str]) -> int:
     """Run the command that `argv` names; the exit code."""
     commands: dict[str, Callable[[list[str]], int]] = {
-        "train": _train, "eval": _eval, "record": _record, "watch": _watch, "report": _report, "envs": _envs,
-        "doctor": _doctor,
+        "train": _train, "bench": _bench, "eval": _eval, "record": _record, "watch": _watch, "report": _report,
+        "envs": _envs, "doctor": _doctor,
     }  # fmt: skip
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_USAGE)
@@ -177,11 +197,7 @@ def _train(argv: list[str]) -> int:
             print(f"{name:16} " + ", ".join(f"{k.removeprefix('learner.')}={v}" for k, v in values.items()))
         return 0
     args, config = parse_train(argv)
-    validate(config)
-    from pronghorn.envs.registry import resolve as resolve_name
-
-    for name in config.env_names:
-        resolve_name(name, python=config.env.python or None)
+    _check(config)
     _quiet_thread_pools()
     from pronghorn.training.trainer import train
 
@@ -199,7 +215,22 @@ def _train(argv: list[str]) -> int:
 
 def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
     """The arguments of `train` and the whole configuration that they give, not yet resolved."""
-    types = {name.removeprefix("settings."): hint for name, hint in leaf_types(TrainArgs).items()}
+    args: TrainArgs = _parse_with_settings(TrainArgs, argv, "train")
+    return args, args.settings
+
+
+def _check(config: Config) -> None:
+    """Refuse what can be refused before torch is imported."""
+    validate(config)
+    from pronghorn.envs.registry import resolve as resolve_name
+
+    for name in config.env_names:
+        resolve_name(name, python=config.env.python or None)
+
+
+def _parse_with_settings(cls: Any, argv: list[str], command: str) -> Any:
+    """Arguments of a command that takes an environment and every setting of a run."""
+    types = {name.removeprefix("settings."): hint for name, hint in leaf_types(cls).items()}
     argv = spelled(argv, types)
     name = argv[0] if argv and not argv[0].startswith("-") else ""
     base = Config(env=EnvConfig(id=name))
@@ -213,13 +244,10 @@ def parse_train(argv: list[str]) -> tuple[TrainArgs, Config]:
         base = apply_preset(base, preset)
     if file := _option(argv, "--config"):
         base = from_toml(Path(file), base)
-    args = tyro.cli(
-        TrainArgs,
-        prog="pronghorn train ENV",
-        args=argv[1:] if name else argv,
-        default=TrainArgs(settings=base),
+        base = replace(base, {"env.id": name}) if name else base
+    return tyro.cli(
+        cls, prog=f"pronghorn {command} ENV", args=argv[1:] if name else argv, default=cls(settings=base)
     )
-    return args, args.settings
 
 
 def _saved_config(argv: list[str], base: Config) -> Config | None:
@@ -229,6 +257,25 @@ def _saved_config(argv: list[str], base: Config) -> Config | None:
     run_dir = Path(_option(argv, "--run-dir") or base.run_path)
     path = run_dir / "config.toml"
     return from_toml(path) if path.is_file() else None
+
+
+def _bench(argv: list[str]) -> int:
+    args: BenchArgs = _parse_with_settings(BenchArgs, argv, "bench")
+    if _option(argv, "--run-dir"):
+        raise UsageError("--run-dir does not apply: bench trains in a temporary directory, which it removes.")
+    if args.out and not args.tune:
+        raise UsageError("--out is the file that --tune writes: add --tune.")
+    _check(args.settings)
+    _quiet_thread_pools()
+    from pronghorn.bench.ceilings import bench, text
+
+    out = (args.out or Path("bench.toml")) if args.tune else None
+    minutes = args.settings.minutes if _option(argv, "--minutes") else None  # that of a file is a limit of its run
+    record = bench(
+        args.settings, seconds=args.seconds, out=out, minutes=minutes, say=lambda line: print(line, file=sys.stderr)
+    )
+    print(json.dumps(record) if args.json else text(record))
+    return 0
 
 
 def _eval(argv: list[str]) -> int:

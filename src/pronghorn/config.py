@@ -301,6 +301,13 @@ class Config:
         return self.learner.unroll_length * self.learner.batch_unrolls
 
     @property
+    def acting_threads(self) -> int:
+        """Threads that acting may use on a CPU. Learning, which sets the pace there, gets all of them; acting beside it
+        is a few rows at a time and gains less.
+        """
+        return self.threads if self.max_lag == 0 else max(1, self.threads // 2)
+
+    @property
     def updates_per_iteration(self) -> int:
         """Optimiser steps per iteration."""
         return self.learner.epochs * self.learner.minibatches

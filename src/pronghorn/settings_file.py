@@ -14,11 +14,12 @@ from pronghorn.config import Config, replace, walk
 from pronghorn.errors import ConfigError, UsageError
 
 
-def to_toml(config: Config) -> dict[str, Any]:
-    """The nested dictionary that config.toml holds; None (not set) is left out."""
+def to_toml(config: Config, *, beyond: Config | None = None) -> dict[str, Any]:
+    """The nested dictionary that config.toml holds; None (not set) is left out, and what is as in `beyond`."""
     tree: dict[str, Any] = {}
+    known = {} if beyond is None else dict(walk(beyond))
     for name, value in walk(config):
-        if value is None:
+        if value is None or (name in known and known[name] == value):
             continue
         *groups, leaf = name.split(".")
         node = tree

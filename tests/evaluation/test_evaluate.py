@@ -15,7 +15,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from playing import TOYS
 from pronghorn.config import Config, replace
 from pronghorn.defaults import resolve
-from pronghorn.evaluation.evaluate import _quota, bootstrap_iqm, evaluate, human_normalized, interquartile_mean
+from pronghorn.evaluation.evaluate import (
+    _quota,
+    bootstrap_iqm,
+    evaluate,
+    human_normalized,
+    interquartile_mean,
+    random_actions,
+)
 from pronghorn.evaluation.policy import Policy, build_model
 from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
 
@@ -101,3 +108,19 @@ def test_agents_that_never_appear_are_not_waited_for() -> None:
     assert result is not None
     assert result.returns == [15.0] * 6
     assert result.episode_length_mean == 5.0
+
+
+def test_random_actions_are_uniform_over_what_the_mask_allows() -> None:
+    leaves = {"x": LeafSpec((1,), "float32", "vector"), "action_mask": LeafSpec((5,), "uint8", "mask")}
+    spec = EnvSpec(leaves, ActionSpec((3, 2), (-2.0,), (float("inf"),)))
+    obs = {"action_mask": np.tile(np.array([1, 0, 1, 0, 1], np.uint8), (4000, 1))}  # 0 or 2 of three, 1 of two
+    discrete, continuous = random_actions(spec, obs, 4000, np.random.default_rng(0))
+    assert discrete.shape == (4000, 2)
+    assert np.bincount(discrete[:, 0], minlength=3)[1] == 0
+    assert abs(np.bincount(discrete[:, 0])[0] - 2000) < 150
+    assert set(discrete[:, 1].tolist()) == {1}
+    assert continuous.dtype == np.float32
+    assert (continuous.min() >= -2.0, continuous.max() <= 1e3) == (True, True)
+    free, nothing = random_actions(EnvSpec({}, ActionSpec((3,))), {}, 100, np.random.default_rng(0))
+    assert set(free[:, 0].tolist()) == {0, 1, 2}
+    assert nothing.shape == (100, 0)

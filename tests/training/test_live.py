@@ -66,6 +66,15 @@ def test_the_panel_shows_every_number_within_80_columns() -> None:
     assert "lost" not in text
 
 
+def test_panel_and_line_say_what_limits() -> None:
+    live, _ = view(plain=False)
+    live.update(line(500, limiting_stage="learning"))
+    assert re.search(r"limited +by learning", panel(live))
+    plain, out = view(plain=True)
+    plain.update(line(500, limiting_stage="acting"))
+    assert "limited by acting" in out.getvalue()
+
+
 def test_the_panel_shows_mishaps_and_that_no_episode_has_ended() -> None:
     live, _ = view(plain=False)
     live.update(line(500, running_episode_length_max=1500, worker_restarts=2, unrolls_lost=8))

@@ -173,11 +173,24 @@ class _Random(Policy):
         self._rng = np.random.default_rng(seed)
 
     def step(self, obs: Any, state: Any, rewards: Any, first: Any, *, deterministic: bool = False) -> Any:
-        action, n = self.spec.action, len(rewards)
-        discrete = self._rng.integers(0, np.array(action.discrete or [1]), (n, max(1, action.num_discrete)))
-        low, high = np.array(action.low, np.float32), np.array(action.high, np.float32)
-        continuous = self._rng.uniform(np.maximum(low, -1e3), np.minimum(high, 1e3), (n, action.num_continuous))
-        return discrete[:, : action.num_discrete], continuous.astype(np.float32), state
+        return *random_actions(self.spec, obs, len(rewards), self._rng), state
+
+
+def random_actions(
+    spec: EnvSpec, obs: Mapping[str, NDArray[Any]], count: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Uniformly random actions of N rows: discrete [N, D], of those that a mask in obs allows; continuous [N, C]."""
+    action, masks = spec.action, [name for name, leaf in spec.observation.items() if leaf.kind == "mask"]
+    if masks:
+        chances = rng.random((count, action.num_logits)) * obs[masks[0]].reshape(count, -1)
+        factors = np.split(chances, np.cumsum(action.discrete)[:-1], axis=1)
+        discrete = np.stack([factor.argmax(axis=1) for factor in factors], axis=1)
+    else:
+        sizes = np.array(action.discrete or [1])
+        discrete = rng.integers(0, sizes, (count, len(sizes)))[:, : action.num_discrete]
+    low, high = np.array(action.low, np.float32), np.array(action.high, np.float32)
+    continuous = rng.uniform(np.maximum(low, -1e3), np.minimum(high, 1e3), (count, action.num_continuous))
+    return discrete, continuous.astype(np.float32)
 
 
 class _Player:

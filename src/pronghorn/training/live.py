@@ -213,8 +213,10 @@ class LiveView:
         return gap.join(f"{self._metrics[key]:,.0f} {unit}" for key, unit in rates if key in self._metrics)
 
     def _counts(self) -> Iterable[tuple[str, str]]:
-        """Lag, evaluation and mishaps, as (label, text); only what there is."""
+        """What limits, lag, evaluation and mishaps, as (label, text); only what there is."""
         now = self._metrics
+        if "limiting_stage" in now:
+            yield "limited", f"by {now['limiting_stage']}"
         if "policy_lag_mean" in now:
             lag = [_number(now.get(f"policy_lag_{kind}", math.nan)) for kind in ("min", "mean", "max")]
             yield "lag", f"{' / '.join(lag)} iterations (min / mean / max)"

@@ -251,7 +251,7 @@ class Sampler:
         first = begins if whole else begins[acting]
         slots, t = self._slot[rows], self._t[rows]
         self._write_obs(obs, slots, t)
-        discrete, continuous, log_prob, value = self._infer(obs, torch.from_numpy(rows), torch.from_numpy(first))
+        discrete, continuous, log_prob, value = self.infer(obs, torch.from_numpy(rows), torch.from_numpy(first))
         steps = self.store.steps
         steps["first"][slots, t] = first
         steps["discrete"][slots, t] = self._last_discrete[rows] = discrete.cpu().numpy()
@@ -264,8 +264,11 @@ class Sampler:
         return self._actions(len(ready.rows), None if whole else acting, discrete, continuous)
 
     @torch.inference_mode()
-    def _infer(self, obs: dict[str, Tensor], rows: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One forward pass of N rows: discrete [N, D], continuous [N, C], log_prob [N], value [N] in raw units."""
+    def infer(self, obs: dict[str, Tensor], rows: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One forward pass of N rows: discrete [N, D], continuous [N, C], log_prob [N], value [N] in raw units.
+
+        obs: leaves [N, …] on the device.  rows: [N] int64, whose RNN states go on.  first: [N] bool, an episode begins.
+        """
         rows, first = rows.to(self.device), first.to(self.device)
         out = self.actor({k: v.unsqueeze(0) for k, v in obs.items()}, self._state[rows], first.unsqueeze(0))
         self._state[rows] = out.state

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +45,7 @@ from pronghorn.training.metrics import EpisodeTracker, MetricsWriter
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
 from pronghorn.training.signals import READER_GONE, StopSignals
 from pronghorn.training.store import Replay, Store, step_fields
-from pronghorn.types import Pool
+from pronghorn.types import EnvSpec, LeafSpec, Pool
 
 POLL_S = 0.1
 
@@ -98,7 +99,7 @@ class _Run:
     def __init__(self, config: Config, latest: Checkpoint | None, started_at: float) -> None:
         self.started_at, self.latest = started_at, latest
         self.run_dir = config.run_path
-        _keep_memory_mapped()
+        keep_memory_mapped()
         if config.log.live != "off":
             with contextlib.suppress(OSError):
                 print(f"starting {', '.join(config.env_names)} ...", file=sys.stderr)  # engines take seconds to start
@@ -119,7 +120,7 @@ class _Run:
         torch.manual_seed(derive_seed(config.seed, 0))
         torch.use_deterministic_algorithms(config.deterministic)
         torch.set_num_threads(config.threads)
-        leaves = sampled_leaves(spec, last_action=config.model.last_action, last_reward=config.model.last_reward)
+        leaves = _stored_leaves(config, spec)
         numbers = sum(f.num_bytes for f in step_fields(spec.action).values())
         on_gpu = self.device.type == "cuda"
         free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else available_memory()
@@ -142,19 +143,8 @@ class _Run:
             self._notes.append(f"{config.threads} threads are more than the cores of this machine: --threads sets them")
         if self.latest:
             self._restore(self.latest)
-        self.store = Store(
-            leaves,
-            spec.action,
-            num_slots=config.num_slots(self.pool.num_rows),
-            unroll_length=config.learner.unroll_length,
-            state_size=actor.state_size,
-            batch_unrolls=config.fresh_unrolls,
-            max_lag=config.max_lag,
-            waits=not config.learner.drop_over_lag,
-            device=self.device,
-        )
-        num_drawn, kept = config.learner.batch_unrolls - config.fresh_unrolls, config.learner.replay_unrolls
-        self.replay = Replay(kept, num_drawn, derive_seed(seed, 4)) if num_drawn else None
+        self.store = make_store(config, self.pool, actor.state_size, self.device)
+        self.replay = make_replay(config, derive_seed(seed, 4))
         self.newest = Snapshot.of(self.model, self.learner.version)
         self.publisher = Publisher(self.newest)
         self.sampler = Sampler(self.pool, self.store, actor, self.publisher, self.tracker, seed=seed)
@@ -231,8 +221,7 @@ class _Run:
             raise self._error
 
     def _sample_until_stopped(self) -> None:
-        # Learning, which sets the pace on a CPU, gets all cores; acting is a few rows at a time and gains less.
-        torch.set_num_threads(self.config.threads if self.config.max_lag == 0 else max(1, self.config.threads // 2))
+        torch.set_num_threads(self.config.acting_threads)
         self.sampler.run(self._fail)
 
     def _learn_until_stopped(self) -> None:
@@ -409,7 +398,7 @@ class _Run:
         steps, span = self.learner.steps, max(now - self._interval["start"], 1e-9)
         if span >= 1.0:  # a last line just after another keeps its speed
             self._speed = (steps - self._interval["steps"]) / span
-        speed = self._speed
+        speed, shares = self._speed, self._stage_shares(span)
         skip = self.pool.spec.frame_skip
         metrics: dict[str, Any] = {
             "time_s": round(self._time_s(), 3),
@@ -427,7 +416,8 @@ class _Run:
             "updates_skipped": self.learner.num_skipped,
             "samples_dropped": self.learner.num_dropped,
             "params_sha": checkpoints.params_sha(self.newest.tensors),
-            "stages": self._stage_shares(span),
+            "stages": shares,
+            "limiting_stage": limiting_stage(shares),
             **self.tracker.snapshot(),
             **_merge(reports),
         }
@@ -532,6 +522,34 @@ def _already_finished(config: Config, latest: Checkpoint | None) -> Result | Non
     )  # fmt: skip
 
 
+# ---------------------------------------------------------------- parts
+
+
+def make_store(config: Config, pool: Pool, state_size: int, device: torch.device) -> Store:
+    """The store of a resolved config for the rows of a pool. state_size: S of the network that acts."""
+    return Store(
+        _stored_leaves(config, pool.spec),
+        pool.spec.action,
+        num_slots=config.num_slots(pool.num_rows),
+        unroll_length=config.learner.unroll_length,
+        state_size=state_size,
+        batch_unrolls=config.fresh_unrolls,
+        max_lag=config.max_lag,
+        waits=not config.learner.drop_over_lag,
+        device=device,
+    )
+
+
+def make_replay(config: Config, seed: int) -> Replay | None:
+    """The replay of a resolved config; None if its batches take nothing from one."""
+    num_drawn = config.learner.batch_unrolls - config.fresh_unrolls
+    return Replay(config.learner.replay_unrolls, num_drawn, seed) if num_drawn else None
+
+
+def _stored_leaves(config: Config, spec: EnvSpec) -> dict[str, LeafSpec]:
+    return sampled_leaves(spec, last_action=config.model.last_action, last_reward=config.model.last_reward)
+
+
 # ---------------------------------------------------------------- the machine
 
 
@@ -544,7 +562,7 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def _keep_memory_mapped() -> None:
+def keep_memory_mapped() -> None:
     """Tell glibc to keep freed blocks: else each batch maps, zeroes and unmaps hundreds of MB of activations again.
 
     Whole-batch passes on a CPU took 1.3-1.8 times as long without it, in single runs (docs/performance.md).
@@ -557,6 +575,19 @@ def _keep_memory_mapped() -> None:
         libc.mallopt(arena_max, 1)
     except (OSError, AttributeError):
         pass  # not glibc: nothing to tune
+
+
+def limiting_stage(shares: Mapping[str, float]) -> str | None:
+    """What sets the pace, by the shares of time that the threads spent in each stage; None if neither did a thing.
+
+    The sampler waits for slots while learning is the slower side, the learner for data while sampling is. Of sampling
+    it is what took the sampler longest: 'simulation' (it waited for environments), 'acting' or 'transport' (recording).
+    """
+    sampling = {"simulation": "sampler: envs", "acting": "sampler: act", "transport": "sampler: record"}
+    if shares["sampler: slots"] > shares["learner: wait"]:
+        return "learning"
+    slowest = max(sampling, key=lambda stage: shares[sampling[stage]])
+    return slowest if shares[sampling[slowest]] > 0.0 else None
 
 
 def _merge(reports: list[dict[str, float]]) -> dict[str, float]:
