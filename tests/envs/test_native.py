@@ -1,8 +1,8 @@
 """Atari through ale-py's vector environment: one transition stream, equal to a slow one on the bare emulator."""
 
 import os
-import time
 import sys
+import time
 
 import numpy as np
 import pytest
