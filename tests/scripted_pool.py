@@ -45,7 +45,7 @@ class ScriptedPool:
         self.seeds: list[int] = []
         self._queue = deque((int(u), "first") for u in np.unique(self.unit_ids))
 
-    def recv(self, timeout_s: float) -> Ready | None:
+    def recv(self, timeout_s: float, gather_s: float = 0.0) -> Ready | None:
         units = [self._queue.popleft() for _ in range(min(self.per_recv, len(self._queue)))]
         if not units:
             return None

@@ -11,8 +11,8 @@ import tomli_w
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pronghorn.cli import parse_train
-from pronghorn.config import Config, walk
-from pronghorn.defaults import apply_preset, presets, resolve
+from pronghorn.config import Config, replace, walk
+from pronghorn.defaults import apply_preset, presets, resolve, resolve_env
 from pronghorn.settings_file import from_toml, to_toml
 from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
 from specs import PIXELS, VECTOR, resolved
@@ -65,10 +65,57 @@ def test_one_step_algorithms_take_small_batches_of_short_unrolls_on_vectors() ->
     assert resolved(PIXELS, algo="impala").learner.unroll_length == 32
 
 
+@pytest.mark.parametrize(
+    ("values", "rows"),
+    [
+        ({}, 512),
+        ({"max_lag": 4}, 512),
+        ({"env.id": "gym:CartPole-v1,gym:CartPole-v0"}, 512),
+        ({"env.vector_rows": 64}, 64),
+        ({"env.vector_rows": 0}, 0),
+        ({"env.workers": 2}, 0),
+        ({"env.envs_per_worker": 8}, 0),
+        ({"env.args": {"adapter.frame_skip": "2"}}, 0),
+        ({"env.id": "gym:Acrobot-v1"}, 0),  # has no vector entry point
+        ({"env.id": "gym:CartPole-v1,gym:Acrobot-v1"}, 0),
+        ({"env.id": "gym:phys2d/CartPole-v1"}, 0),
+        ({"env.id": "doom:basic"}, 0),
+        ({"max_lag": 1}, 0),
+        ({"algo": "ppo"}, 0),  # waits for nobody
+        ({"algo": "impala"}, 0),
+    ],
+)
+def test_rows_step_as_one_where_gymnasium_can_and_nothing_else_was_asked_for(values: dict, rows: int) -> None:
+    env = resolve_env(replace(Config(env="gym:CartPole-v1"), values)).env
+    assert env.vector_rows == rows
+    if rows:
+        num_tasks = env.id.count(",") + 1
+        assert (env.workers, env.envs_per_worker, env.groups) == (1, 2 * num_tasks, 2)
+
+
+def test_a_thousand_cheap_rows_learn_in_one_pass_of_large_minibatches() -> None:
+    spec = EnvSpec({"obs": LeafSpec((4,), "float32", "vector")}, ActionSpec((2,)), rows_per_env=512, rows_wait=True)
+    config = resolve(Config(env="gym:CartPole-v1"), spec)
+    n = config.learner
+    assert (n.unroll_length, n.batch_unrolls, n.epochs, n.minibatches) == (32, 1024, 1, 8)
+    several = resolve(replace(Config(env="gym:CartPole-v1"), {"learner.epochs": 2}), spec)
+    assert several.single_steps
+    assert several.batch_samples // several.learner.minibatches == 4096
+
+
 def test_minibatches_divide_what_there_is_and_stay_large_enough() -> None:
     assert resolved(**{"env.envs_per_worker": 3}).learner.minibatches == 6  # 768 samples, 128 each
     assert resolved(**{"model.core": "gru", "env.envs_per_worker": 32}).learner.minibatches == 4  # of 16 unrolls
     assert resolved(PIXELS, **{"learner.batch_unrolls": 6}).learner.minibatches == 3
+
+
+def test_images_are_computed_in_bfloat16_where_there_are_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fast in (False, True):
+        monkeypatch.setattr("pronghorn.defaults.computes_bfloat16", lambda device, fast=fast: fast)
+        assert resolved(PIXELS).precision == ("bfloat16" if fast else "float32")
+        assert resolved(PIXELS, deterministic=True, max_lag=1).precision == "float32"
+        assert resolved(PIXELS, precision="float32").precision == "float32"
+        assert resolved(VECTOR).precision == "float32"  # too small for it to pay
 
 
 def test_a_value_that_was_set_wins_over_kind_and_algorithm() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from pronghorn import machine
 
@@ -133,3 +135,32 @@ def test_threads_count_as_processes_on_linux_only(platform: str, used: int, monk
     monkeypatch.setattr(resource, "getrlimit", lambda which: (100, 100))
     monkeypatch.setattr(psutil, "process_iter", processes)
     assert machine._free_processes_of_user() == 100 - used
+
+
+def test_a_threads_number_of_torch_threads_is_its_own() -> None:
+    """A thread that has not computed yet would take over what another sets meanwhile."""
+    before, seen = torch.get_num_threads(), []
+    chosen, go = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        machine.limit_threads(1)
+        chosen.set()
+        go.wait(10.0)
+        seen.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    chosen.wait(10.0)
+    machine.limit_threads(2)
+    go.set()
+    thread.join()
+    assert (seen, torch.get_num_threads()) == ([1], 2)
+    machine.limit_threads(before)
+
+
+def test_bfloat16_is_known_from_the_instruction_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_CPUS", tmp_path / "cpuinfo")
+    assert not machine.computes_bfloat16("cpu")  # no such file: not Linux
+    for flags, known in (("fpu avx2 avx512f", False), ("fpu avx512f avx512_bf16", True), ("amx_bf16 amx_tile", True)):
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t: avx512_bf16\n")
+        assert machine.computes_bfloat16("cpu") == known

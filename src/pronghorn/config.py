@@ -52,6 +52,9 @@ class EnvConfig:
     """Environments that each worker steps."""
     groups: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Groups per worker: one group steps while the other waits for actions (double buffering)."""
+    vector_rows: Annotated[Auto[int], _AUTO_INT] = AUTO
+    """Rows that each environment steps as one, for gym tasks with a vector entry point; 0: an environment for each row.
+    Its rows wait for their resets, so it needs --max-lag 2 or more."""
     args: Annotated[dict[str, str], tyro.conf.arg(metavar="KEY VALUE …")] = field(default_factory=dict)
     """Arguments of the environment, e.g. --env.args frame_skip 2 actions flat. Values are TOML, else text."""
     obs_keys: tuple[str, ...] = ()
@@ -266,6 +269,9 @@ class Config:
     """Seed of everything random: environments, actions, initial weights."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the networks run."""
+    precision: Annotated[Auto[Literal["float32", "bfloat16"]], _auto_choice("float32", "bfloat16")] = AUTO
+    """Arithmetic of encoders and memories; weights, heads and losses are always float32. auto: bfloat16 for images,
+    where the processor or the GPU has instructions for it."""
     threads: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Threads that learning may use on a CPU; acting beside it uses half of them."""
     deterministic: bool = False

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from pronghorn.config import Config, replace, walk
+from pronghorn.envworker.loading import vector_entry_point
 from pronghorn.errors import ConfigError, UsageError
-from pronghorn.machine import available_cores
+from pronghorn.machine import available_cores, computes_bfloat16
 from pronghorn.rules import validate, validate_sizes
 from pronghorn.types import EnvSpec
+
+VECTOR_ROWS = 512  # of an environment that steps its rows as one
 
 
 @functools.cache
@@ -45,35 +48,59 @@ def kind_of(spec: EnvSpec) -> str:
 def resolve_env(config: Config) -> Config:
     """Fill the settings that are needed before the environment is known: how many of them, and where."""
     pixels = any(name.startswith(("doom:", "atari:", "dmlab:")) for name in config.env_names)
+    config = with_defaults(config, {"env.vector_rows": VECTOR_ROWS if _steps_rows_as_one(config) else 0})
+    if config.env.vector_rows:  # one worker, as a step of all rows costs little; two environments that take turns
+        config = with_defaults(config, {"env.workers": 1, "env.envs_per_worker": 2 * len(config.env_names)})
     defaults = {"env.workers": available_cores(), "env.envs_per_worker": 16 if pixels else 32}
     config = with_defaults(config, defaults)
     return with_defaults(config, {"env.groups": max(1, min(2, config.env.envs_per_worker))})
 
 
+def _steps_rows_as_one(config: Config) -> bool:
+    """Whether Gymnasium has a vector entry point for every task, and nothing was asked for that it cannot do.
+
+    Ids with a namespace (phys2d/CartPole-v1, which runs on JAX) have vectors of their own kind.
+    """
+    env = config.env
+    if env.workers or env.envs_per_worker or env.args or env.python:
+        return False
+    # Its rows wait for their resets, so they cannot take turns; and the others' defaults are those of few rows.
+    if config.algo != "appo" or (config.max_lag is not None and config.max_lag <= 1):
+        return False
+    ids = [name.removeprefix("gym:") for name in config.env_names if name.startswith("gym:")]
+    plain = len(ids) == len(config.env_names) and not any("/" in one or ":" in one for one in ids)
+    return plain and all(vector_entry_point(one) is not None for one in ids)
+
+
 def resolve(config: Config, spec: EnvSpec) -> Config:
     """Fill every Auto field from the kind of environment and the algorithm, then validate. Raises ConfigError."""
     tables, kind = _tables(), kind_of(spec)
+    config = resolve_env(config)
     kinds = _kinds(config, spec, kind)
     defaults = dict(tables["common"])
     for name in kinds:
         defaults |= tables["kind"][name]
     defaults |= tables["algorithm"][config.algo] | tables["pair"].get(f"{kind}-{config.algo}", {})
-    config = with_defaults(resolve_env(config), defaults)
-    config = with_defaults(config, {"threads": available_cores()})
+    config = with_defaults(config, defaults)
+    # In fewer bits, rows that act alone and in company differ more; the deterministic modes are for checking.
+    fast_in_bits = kind == "pixels" and not config.deterministic and computes_bfloat16(config.device)
+    precision = "bfloat16" if fast_in_bits else "float32"
+    config = with_defaults(config, {"threads": available_cores(), "precision": precision})
     num_rows = config.num_envs * spec.rows_per_env
     if spec.rows_wait and config.max_lag <= 1:
         rule = "must be at least 2 here: rows of this environment may wait (absent agents, next-step auto-reset)"
         raise ConfigError("max_lag", config.max_lag, rule, "Add --max-lag 16, or use a same-step auto-reset.")
     # Taking turns needs whole unrolls of all rows in each batch. Several passes over a batch want a large one; a single
     # optimiser step wants a small one, so that there are many.
-    if config.max_lag <= 1 or (kind == "vector" and config.learner.epochs > 1):
+    if config.max_lag <= 1 or (kind == "vector" and config.learner.epochs > 1) or "vector-native" in kinds:
         fresh_unrolls = num_rows
     else:
         fresh_unrolls = max(1, num_rows // 4) if kind == "vector" else max(32, num_rows // 2)
     batch_unrolls = round(fresh_unrolls / (1.0 - min(config.learner.replay_fraction, 0.99)))
     config = with_defaults(config, {"learner.batch_unrolls": batch_unrolls})
     validate(config)
-    config = with_defaults(config, {"learner.minibatches": _default_minibatches(config, kind)})
+    minibatches = _default_minibatches(config, kind, native="vector-native" in kinds)
+    config = with_defaults(config, {"learner.minibatches": minibatches})
     validate_sizes(config, num_rows)
     return config
 
@@ -82,6 +109,7 @@ def _kinds(config: Config, spec: EnvSpec, kind: str) -> list[str]:
     """The tables of defaults that apply, the general one first."""
     is_vector = kind == "vector"
     more = {
+        "vector-native": is_vector and config.env.vector_rows,
         "vector-continuous": is_vector and spec.action.num_continuous > 0,
         "vector-image": is_vector and any(leaf.kind == "image" for leaf in spec.observation.values()),
         "grid-codes": is_vector and _shows_grids_of_codes(config, spec),
@@ -105,13 +133,16 @@ def _plays_atari(config: Config, kind: str) -> bool:
     return through_envpool or any(name.startswith("atari:") for name in names)
 
 
-def _default_minibatches(config: Config, kind: str) -> int:
+def _default_minibatches(config: Config, kind: str, *, native: bool) -> int:
     """Few for pixels, whose optimiser steps are dear; else so many that each holds 128 single steps, or 4 unrolls, or
-    16 unrolls that a memory goes through step by step.
+    16 unrolls that a memory goes through step by step. native: of a thousand rows, so many that each holds 4,096 steps.
     """
     n = config.learner
     total = n.batch_unrolls * n.unroll_length if config.single_steps else n.batch_unrolls
-    size = 128 if config.single_steps else 4 if config.model.core == "none" else 16
+    if native:
+        size = 4096 if config.single_steps else max(1, 4096 // n.unroll_length)
+    else:
+        size = 128 if config.single_steps else 4 if config.model.core == "none" else 16
     most = 4 if kind == "pixels" else total // size
     return max(count for count in range(1, max(1, min(most, total)) + 1) if total % count == 0)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_CPUS = Path("/proc/cpuinfo")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
@@ -23,6 +24,33 @@ def available_cores() -> int:
     except AttributeError:  # macOS
         cores = os.cpu_count() or 1
     return min([cores, *(max(1, int(quota)) for quota in map(_quota, _groups("cpu")) if quota is not None)])
+
+
+def computes_bfloat16(device: str) -> bool:
+    """Whether `device` ('auto', 'cpu', 'cuda') has instructions for bfloat16, so that arithmetic in it is faster."""
+    import torch
+
+    if device != "cpu" and torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool({"avx512_bf16", "amx_bf16"} & _cpu_flags())
+
+
+def _cpu_flags() -> set[str]:
+    """The instruction sets of the first core, where Linux tells them."""
+    try:
+        lines = _CPUS.read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+
+
+def limit_threads(count: int) -> None:
+    """Let torch's operations use `count` threads where they are called from the calling thread, and only there."""
+    import torch
+
+    torch.set_num_threads(count)
+    # Asked for now: a thread takes its number when it first needs it, and that would be what any thread set last.
+    torch.get_num_threads()
 
 
 def available_memory() -> int:

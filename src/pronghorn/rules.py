@@ -26,6 +26,7 @@ def validate(config: Config) -> None:
 def _check_env(config: Config) -> None:
     for name in ("workers", "envs_per_worker", "groups", "step_timeout_s"):
         _positive(f"env.{name}", getattr(config.env, name))
+    _not_negative("env.vector_rows", config.env.vector_rows, "0 makes an environment for each row.")
     if config.env.python and not os.access(config.env.python, os.X_OK):
         fix = "Give the path of a Python interpreter."
         raise ConfigError("env.python", config.env.python, "must be an executable file", fix)

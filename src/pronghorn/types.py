@@ -174,8 +174,11 @@ class Pool(Protocol):
     unit_ids: NDArray[np.int64]  # [num_rows] rows of one unit are stepped and answered together
     restarts: int  # workers restarted so far
 
-    def recv(self, timeout_s: float) -> Ready | None:
-        """The rows that are ready, or None when none came within timeout_s. Raises WorkerDied past the budget."""
+    def recv(self, timeout_s: float, gather_s: float = 0.0) -> Ready | None:
+        """The rows that are ready, or None when none came within timeout_s. Raises WorkerDied past the budget.
+
+        gather_s: how long the first may wait for others that are under way, where units come one by one.
+        """
 
     def send(
         self, rows: NDArray[np.int64], discrete: NDArray[np.int64], continuous: NDArray[np.float32]

@@ -178,9 +178,20 @@ class Maze(gymnasium.Env):
     def step(self, action):
         return 1, 0.0, False, False, {}
 
+class Mazes(gymnasium.vector.VectorEnv):
+    single_observation_space, single_action_space = Maze.observation_space, Maze.action_space
+    def __init__(self, num_envs, render_mode=None):
+        self.num_envs = num_envs
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(self.num_envs, int), {}
+
 if __name__ == "__main__":
     register_env("maze", Maze)
     gymnasium.register("Mine-v0", Maze, max_episode_steps=2, kwargs={"start": 5})
+    gymnasium.register("Many-v0", Maze, vector_entry_point=Mazes)
+    pool = make_pool(Config(env="gym:Many-v0"), seed=1, ordered=False)
+    print(pool.num_rows, pool.spec.rows_per_env)
+    pool.close()
     for name in ("maze", "gym:Mine-v0"):
         pool = make_pool(Config(env=EnvConfig(id=name, workers=2, envs_per_worker=1)), seed=1, ordered=True)
         print(name, pool.recv(10.0).obs["obs"].tolist())
@@ -200,11 +211,17 @@ def test_what_only_the_script_registered_travels_to_the_workers(tmp_path):
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert result.stderr == ""
     assert result.stdout.splitlines() == [
+        "1024 512",
         "maze [0, 0]",
         "[False, False]",
         "gym:Mine-v0 [5, 5]",
         "[True, True]",
     ]
+
+
+def test_rows_that_step_as_one_need_a_vector_entry_point():
+    with pytest.raises(ConfigError, match=r"env.vector_rows = 8: gym:Acrobot-v1 has no vector entry point"):
+        make_pool(Config(env=EnvConfig(id="gym:Acrobot-v1", vector_rows=8)), seed=1, ordered=False)
 
 
 @pytest.mark.case("ENV-06")

@@ -72,3 +72,41 @@ def test_a_reset_drops_what_was_held():
 def test_actions_are_not_repeated_here():
     with pytest.raises(ContractBroken, match="frame_skip = 4: SyncVectorEnv has several rows, so it has to repeat"):
         vector("NextStep", frame_skip=4)
+
+
+def test_the_vector_of_a_task_is_the_task():
+    """CartPole's own vector and its plain environment, put into the same states: the same steps and ends."""
+    env, plain = make("gym", "CartPole-v1", {}, {"vector_rows": 5}), make("gym", "CartPole-v1").env.unwrapped
+    assert (env.spec["rows_per_env"], env.spec["rows_wait"]) == (5, True)
+    env.reset(7)
+    plain.reset(seed=7)
+    rng = np.random.default_rng(0)
+    ends, starts = 0, env.env.state.T.copy()
+    for _ in range(60):
+        before, action = env.env.state.T.copy(), rng.integers(2, size=(5, 1))
+        step = env.step(action, np.zeros((5, 0), np.float32))
+        for row in np.flatnonzero(step.event == STEPPED):
+            plain.state, plain.steps_beyond_terminated = before[row], None
+            obs, reward, terminated, _, _ = plain.step(int(action[row, 0]))
+            np.testing.assert_allclose(step.obs["obs"][row], obs, rtol=1e-6)
+            assert (step.reward[row], terminated) == (reward, False)
+        for row in np.flatnonzero(step.event == INACTIVE):  # it ended in this step; the record comes with its reset
+            plain.state, plain.steps_beyond_terminated = before[row], None
+            assert plain.step(int(action[row, 0]))[2]
+        last = step.event == LAST
+        assert step.terminated[last].all()
+        assert (step.reward[last] == 1.0).all()
+        ends += last.sum()
+    assert ends > 5
+    assert np.abs(starts).max() <= 0.05
+    env.close()
+
+
+def test_the_vector_of_a_task_cuts_its_episodes():
+    env = make("gym", "CartPole-v1", {"max_episode_steps": 3}, {"vector_rows": 2})
+    env.reset(0)
+    steps = [env.step(np.array([[i % 2], [i % 2]]), np.zeros((2, 0), np.float32)) for i in range(4)]
+    assert steps[2].event.tolist() == [INACTIVE, INACTIVE]
+    assert steps[3].truncated.tolist() == [True, True]
+    assert not steps[3].terminated.any()
+    env.close()

@@ -253,6 +253,7 @@ def test_heads_stay_float32_under_bf16() -> None:
         torch.testing.assert_close(output.values, expected.values, rtol=0, atol=0.1)
         assert not torch.equal(output.values, expected.values)  # the trunk did run in bf16
     assert model.policy_head.weight.dtype == torch.float32
+    assert {b.dtype for b in model.buffers() if b.is_floating_point()} == {torch.float64}  # statistics stay as they are
 
 
 @pytest.mark.case("SPA-08")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -76,6 +77,18 @@ def test_every_algorithm_learns_a_tiny_environment(values: dict[str, Any], tmp_p
     assert result.reason == "steps"
     assert result.return_mean is not None
     assert result.return_mean > 7.0  # random: 4, best: 8
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_images_are_learned_in_bfloat16(threads: int, tmp_path: Path) -> None:
+    """The network that acts rounds as the one that learns: their ratios stay near 1, and the weights are float32."""
+    values = {"precision": "bfloat16", "model.core": "gru", "threads": threads, "learner.epochs": 1}
+    result = train(config(tmp_path / "run", "Picture", steps=12_000, **values))
+    assert (result.return_mean or 0) > 7.0
+    metrics = [m for m in read_metrics(tmp_path / "run") if "ratio_mean" in m]
+    assert all(abs(m["ratio_mean"] - 1.0) < 0.05 for m in metrics)
+    assert "arithmetic in bfloat16" in (tmp_path / "run" / "log.txt").read_text()
+    assert {p.dtype for p in load(tmp_path / "run").model.parameters()} == {torch.float32}
 
 
 @pytest.mark.case("EPI-06")
@@ -182,11 +195,15 @@ def test_the_lag_of_old_weights_is_measured_and_what_is_over_the_limit_is_droppe
 
 
 @pytest.mark.case("ASY-05", "ASY-06")
-@pytest.mark.parametrize(("max_lag", "task"), [(0, "Recall"), (1, "Recall"), (1, "Picture")])
-def test_two_deterministic_runs_and_a_resumed_one_are_bitwise_equal(max_lag: int, task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("max_lag", "task", "threads"), [(0, "Recall", 1), (1, "Recall", 2), (1, "Picture", 1), (0, "Picture", 3)]
+)
+def test_two_deterministic_runs_and_a_resumed_one_are_bitwise_equal(
+    max_lag: int, task: str, threads: int, tmp_path: Path
+) -> None:
     values: dict[str, Any] = {
         "deterministic": True, "max_lag": max_lag, "checkpoint.every_updates": 6, "log.every_s": 0.0,
-        "model.core": "gru",
+        "model.core": "gru", "threads": threads,
     }  # fmt: skip
     whole = train(config(tmp_path / "whole", task, steps=20 * 128, **values))
     again = train(config(tmp_path / "again", task, steps=20 * 128, **values))

@@ -28,13 +28,21 @@ from pronghorn.envs.registry import make_pool
 from pronghorn.errors import PronghornError
 from pronghorn.evaluation.evaluate import random_actions
 from pronghorn.evaluation.policy import build_model, load_spec
+from pronghorn.machine import limit_threads
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.ops.distributions import num_params
 from pronghorn.settings_file import from_toml
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
-from pronghorn.training.trainer import keep_memory_mapped, make_replay, make_store, pick_device, train
+from pronghorn.training.trainer import (
+    keep_memory_mapped,
+    make_actor,
+    make_replay,
+    make_store,
+    pick_device,
+    train,
+)
 from pronghorn.types import EnvSpec, Event, LeafSpec, Pool, Ready
 
 WARM_UP_SHARE = 0.25  # of the time measured that goes before it
@@ -62,7 +70,7 @@ def simulate(config: Config, spec: EnvSpec) -> Generator[int]:
 def act(config: Config, spec: EnvSpec) -> Generator[int]:
     """The network's forward pass and the sampling of actions, for the rows of one group of all workers."""
     pool = MadeUpPool(spec, acting_rows(config, spec))
-    sampler = _sampler(config, pool, _network(config, spec))
+    sampler = _sampler(config, pool, make_actor(config, spec, pick_device(config.device)))
     leaves = sampled_leaves(spec, last_action=config.model.last_action, last_reward=config.model.last_reward)
     obs = {name: torch.from_numpy(pool.make_up(leaf)).to(sampler.device) for name, leaf in leaves.items()}
     rows, first = torch.arange(pool.num_rows), torch.zeros(pool.num_rows, dtype=torch.bool)
@@ -76,8 +84,10 @@ def learn(config: Config, spec: EnvSpec) -> Generator[int]:
     """One batch gathered from the store and trained on, again and again."""
     # The weights stand still, so that the numbers stay finite however often the batch is trained on.
     config = replace(config, {"learner.lr": 1e-12, "learner.lr_schedule": "constant"})
-    sampler = _sampler(config, MadeUpPool(spec, config.num_envs * spec.rows_per_env), _network(config, spec))
-    store, learner = sampler.store, Learner(config, _network(config, spec))
+    device = pick_device(config.device)
+    pool = MadeUpPool(spec, config.num_envs * spec.rows_per_env)
+    sampler = _sampler(config, pool, make_actor(config, spec, device))
+    store, learner = sampler.store, Learner(config, build_model(config.model, spec).to(device))
     replay = make_replay(config, config.seed)
     if store.turns:
         store.grant()
@@ -93,7 +103,7 @@ def learn(config: Config, spec: EnvSpec) -> Generator[int]:
 def transport(config: Config, spec: EnvSpec) -> Generator[int]:
     """Environments and sampler as in training, under a constant policy; full batches are freed, not trained on."""
     with contextlib.closing(make_pool(config, seed=config.seed, ordered=config.deterministic)) as pool:
-        torch.set_num_threads(config.acting_threads)
+        limit_threads(config.acting_threads)
         sampler = _sampler(config, pool, ConstantPolicy(pool.spec).to(pick_device(config.device)))
         store, batch_steps = sampler.store, config.fresh_unrolls * config.learner.unroll_length
         due = batch_steps
@@ -125,7 +135,7 @@ class MadeUpPool:
         self.task_ids = self.unit_ids = np.zeros(num_rows, np.int64)
         self._rng, self._begun = np.random.default_rng(0), False
 
-    def recv(self, timeout_s: float) -> Ready:
+    def recv(self, timeout_s: float, gather_s: float = 0.0) -> Ready:
         over = (self._rng.random(self.num_rows) < 0.01) & self._begun
         event = np.where(over, Event.LAST, Event.STEP if self._begun else Event.FIRST).astype(np.uint8)
         obs = {name: self.make_up(leaf) for name, leaf in self.spec.observation.items()}
@@ -176,10 +186,6 @@ def acting_rows(config: Config, spec: EnvSpec) -> int:
     return max(1, config.num_envs * spec.rows_per_env // config.env.groups)
 
 
-def _network(config: Config, spec: EnvSpec) -> ActorCritic:
-    return build_model(config.model, spec).to(pick_device(config.device))
-
-
 def _sampler(config: Config, pool: Pool, actor: ActorCritic) -> Sampler:
     store = make_store(config, pool, actor.state_size, next(actor.parameters()).device)
     tracker = EpisodeTracker(pool.num_rows, pool.tasks, pool.task_ids)
@@ -205,11 +211,13 @@ def serve(stage: str, folder: Path, core: int | None, seconds: float) -> int:
     threading.Thread(target=_listen, args=(go, stop, stage == "training"), daemon=True).start()
     keep_memory_mapped()
     if core is not None:
-        torch.set_num_threads(1)
+        limit_threads(1)
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {core})
     try:
         config = from_toml(folder / "config.toml")
+        if core is not None:
+            config = replace(config, {"threads": 1})
         if stage == "training":
             train(config)
             return 0

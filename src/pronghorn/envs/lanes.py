@@ -84,7 +84,7 @@ class LanePool(ABC):
     def _stepped(self, lane: Lane) -> Ready:
         """Wait for the step; what the actions caused, in the terms of the contract."""
 
-    def recv(self, timeout_s: float) -> Ready | None:
+    def recv(self, timeout_s: float, gather_s: float = 0.0) -> Ready | None:
         """The unit that was sent longest ago, or None when every unit waits for actions.
 
         Blocks until that unit has stepped, even past timeout_s. The arrays are fresh ones in each call.

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronghorn.envs.workers import ResolvedEnv, WorkerPool
-from pronghorn.envworker.loading import PLUGINS, unknown_id
+from pronghorn.envworker.loading import PLUGINS, unknown_id, vector_entry_point
 from pronghorn.errors import ConfigError, EnvError, MissingExtraError, UnknownEnvError, UsageError
 from pronghorn.types import Event, Pool, Ready
 
@@ -121,6 +121,9 @@ def resolve(
         return ResolvedEnv(name, "worker", "pettingzoo", _pettingzoo_game(target, here), kwargs, options)
     if prefix == "gym":
         extra_options = _gym_registration(target) if here else {}
+        if options.get("vector_rows") and here and not vector_entry_point(target):
+            rule = f"{name} has no vector entry point"
+            raise ConfigError("env.vector_rows", options["vector_rows"], rule, "Leave it out, or give 0.")
         return ResolvedEnv(name, "worker", "gym", target, kwargs, {**options, **extra_options})
     if prefix in _PLANNED:
         raise UnknownEnvError(f"'{name}': {_PLANNED[prefix]} are not supported in this version.")
@@ -244,7 +247,11 @@ def _own_registration(target: str, spec: Any) -> dict[str, Any]:
         )
     entry = spec.entry_point if isinstance(spec.entry_point, str) else import_path(spec.entry_point)
     fields = ("reward_threshold", "nondeterministic", "max_episode_steps", "order_enforce", "kwargs")
-    return {"register": {"id": target, "entry_point": entry, **{name: getattr(spec, name) for name in fields}}}
+    fields_given = {name: getattr(spec, name) for name in fields}
+    vector = spec.vector_entry_point
+    if vector is not None:
+        fields_given["vector_entry_point"] = vector if isinstance(vector, str) else import_path(vector)
+    return {"register": {"id": target, "entry_point": entry, **fields_given}}
 
 
 def _user_target(name: str, here: bool) -> str:
@@ -398,6 +405,8 @@ def _arguments(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
         options["obs_keys"] = list(config.env.obs_keys)
     if config.env.image_layout != "auto":
         options["image_layout"] = config.env.image_layout
+    if config.env.vector_rows:
+        options["vector_rows"] = config.env.vector_rows
     return kwargs, options
 
 
@@ -454,10 +463,11 @@ class ShownEnv:
 def make_env(config: Config, *, seed: int, render: bool = False) -> ShownEnv:
     """One environment of the config's first task. render: have it draw pictures."""
     name = config.env_names[0]
+    config = _one_row(config)
     kwargs, options = _arguments(config)
     resolved = resolve(name, kwargs, options, python=config.env.python or None)
     if resolved.backend in _NATIVE:
-        return ShownEnv(_native_pool(_one_row(config), [resolved], seed, render=render))
+        return ShownEnv(_native_pool(config, [resolved], seed, render=render))
     if render:
         resolved = resolve(name, kwargs, {**options, "render": True}, python=config.env.python or None)
     pool = WorkerPool(
@@ -469,4 +479,4 @@ def make_env(config: Config, *, seed: int, render: bool = False) -> ShownEnv:
 
 
 def _one_row(config: Config) -> Config:
-    return replace(config, env=replace(config.env, workers=1, envs_per_worker=1, groups=1))
+    return replace(config, env=replace(config.env, workers=1, envs_per_worker=1, groups=1, vector_rows=0))

@@ -163,7 +163,7 @@ class WorkerPool:
 
     # ---------------------------------------------------------------------------------------- the two calls
 
-    def recv(self, timeout_s: float) -> Ready | None:
+    def recv(self, timeout_s: float, gather_s: float = 0.0) -> Ready | None:
         """See `Pool`. Arrays are valid until the next recv; those of a single slice of rows are not copied."""
         if self._failure is not None:
             raise self._failure
@@ -174,7 +174,15 @@ class WorkerPool:
             if remaining <= 0:
                 return None
             self._poll(remaining)
+        if gather_s and not self._ordered:
+            self._wait_for_others(time.monotonic() + gather_s)
+            units = self._deliverable()
         return self._assemble(units)
+
+    def _wait_for_others(self, until: float) -> None:
+        """Until no unit steps, or that time."""
+        while any(unit.deadline < math.inf for unit in self._units) and (remaining := until - time.monotonic()) > 0:
+            self._poll(remaining)
 
     def send(self, rows: NDArray[np.int64], discrete: NDArray[np.int64], continuous: NDArray[np.float32]) -> None:
         """See `Pool`. rows: of one recv, with or without those that were LOST."""

@@ -31,7 +31,8 @@ from .vector import GymnasiumVectorEnv
 
 FREE_PORT = "FREE_PORT"
 PORT_TRIES = 8
-GYM_OPTIONS = ("obs_keys", "image_layout", "frame_skip", "info", "reset_options", "render", "register")
+GYM_OPTIONS = ("obs_keys", "image_layout", "frame_skip", "info", "reset_options", "render", "register",
+               "vector_rows")  # fmt: skip
 
 
 def make(
@@ -88,7 +89,9 @@ def _make(kind: str, target: str, kwargs: Dict[str, Any], options: Dict[str, Any
         raise ContractBroken("unknown environment options %s; there are %s" % (unknown, ", ".join(GYM_OPTIONS)))
     render, register = options.pop("render", False), options.pop("register", None)
     if kind == "gym":
-        return GymnasiumEnv(_make_gym(target, kwargs, render, register), name=target, **options)
+        rows = options.pop("vector_rows", 0)
+        adapter = GymnasiumVectorEnv if rows else GymnasiumEnv
+        return adapter(_make_gym(target, kwargs, render, register, rows), name=target, **options)
     if kind == "pettingzoo":
         return ParallelEnv(_make_pettingzoo(target, kwargs, render), name="pettingzoo:" + target, **options)
     if kind != "call":
@@ -143,14 +146,20 @@ def _make_doom(target: str, kwargs: Dict[str, Any], options: Mapping[str, Any]) 
         raise ContractBroken(str(error)) from None
 
 
-def _make_gym(target: str, kwargs: Dict[str, Any], render: bool, register: Optional[Dict[str, Any]]) -> Any:
+def _make_gym(
+    target: str, kwargs: Dict[str, Any], render: bool, register: Optional[Dict[str, Any]], vector_rows: int
+) -> Any:
+    """vector_rows: of the one environment that its vector entry point makes; 0: a plain environment."""
     gymnasium = naming_absent(importlib.import_module, "gymnasium")
     import_plugin(target)
     if register is not None and target not in gymnasium.registry:
-        gymnasium.register(**dict(register, entry_point=load(register["entry_point"])))
+        points = {name: load(point) for name, point in register.items() if name.endswith("entry_point")}
+        gymnasium.register(**dict(register, **points))
     if render:
         kwargs.setdefault("render_mode", "rgb_array")
     try:
+        if vector_rows:
+            return gymnasium.make_vec(target, vector_rows, vectorization_mode="vector_entry_point", **kwargs)
         return gymnasium.make(target, disable_env_checker=True, **kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise absent(error, "gym:" + target) from error

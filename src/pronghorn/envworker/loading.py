@@ -62,6 +62,13 @@ def unknown_id(gymnasium: Any, target: str, reason: str) -> str:
     )
 
 
+def vector_entry_point(target: str) -> Any:
+    """What steps many rows of a Gymnasium id as one, as far as this process knows; None: nothing does."""
+    gymnasium = importlib.import_module("gymnasium")
+    spec = gymnasium.registry.get(target)
+    return None if spec is None else getattr(spec, "vector_entry_point", None)
+
+
 def absent(error: Exception, target: str) -> Exception:
     """`error`, or PackageMissing where it stands for a package that one of our extras installs."""
     is_gymnasiums = not isinstance(error, ImportError)  # its DependencyNotInstalled tells the package in words

@@ -77,7 +77,8 @@ def evaluate(
     """
     workers = min(available_cores(), max(1, episodes // 4)) if stop is None else 1
     per_worker = num_envs or min(8, -(-episodes // workers))
-    env = replace(config.env, workers=workers, envs_per_worker=per_worker, groups=min(config.env.groups, per_worker))
+    groups = min(config.env.groups, per_worker)
+    env = replace(config.env, workers=workers, envs_per_worker=per_worker, groups=groups, vector_rows=0)
     pool = make_pool(replace(config, env=env), seed=derive_seed(seed, 7), ordered=False, evaluation=True)
     try:
         policy.seed(derive_seed(seed, 8))

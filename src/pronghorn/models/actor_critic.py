@@ -204,8 +204,8 @@ class ActorCritic(nn.Module):
         """Encoders and cores to `dtype` in place (bfloat16 for an acting copy); heads and statistics stay."""
         for trunk in (self.actor, self.critic):
             if trunk is not None:
-                trunk.encoder.to(dtype)
-                trunk.core.to(dtype)
+                for parameter in (*trunk.encoder.parameters(), *trunk.core.parameters()):
+                    parameter.data = parameter.data.to(dtype)
 
     def _heads(self, features: Tensor, value_features: Tensor, state: Tensor) -> ModelOutput:
         with torch.autocast(features.device.type, enabled=False):

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from pronghorn.config import Config, Hyperparameters, LearnerConfig, derive_seed
 from pronghorn.errors import PronghornError
-from pronghorn.models.actor_critic import ActorCritic
+from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.ops import losses, returns
+from pronghorn.training.pieces import Pieces, arithmetic
 from pronghorn.training.store import Batch
 
 EPSILON_CORRECTION = 1e-6  # Espeholt et al. 2018, §5.2.2
@@ -67,6 +68,16 @@ class Learner:
         self.num_skipped = 0  # optimiser steps skipped because a number was not finite
         self.num_dropped = 0  # samples dropped under --learner.drop-over-lag
         self._skipped_in_a_row = 0
+        # Minibatches of single steps are too small to be worth it.
+        self._device = self._parameters[0].device.type
+        apart = self._device == "cpu" and config.threads > 1 and not config.single_steps
+        self._precision = config.precision
+        self._pieces = Pieces(model, config.threads, config.precision) if apart else None
+
+    def close(self) -> None:
+        """End its threads."""
+        if self._pieces:
+            self._pieces.close()
 
     def _groups(self) -> list[dict[str, Any]]:
         """Two groups of parameters, the second what only the value depends on, with their learning rates."""
@@ -94,7 +105,9 @@ class Learner:
         targets: list[Tensor] = []
         counts: list[Tensor] = []
         for part in self._minibatches(Part(batch, weights, estimate)):
-            result = compute_losses(self.model, part.batch, self.hyper, self.settings, part.weights, part.estimate)
+            self.optimizer.zero_grad(set_to_none=True)
+            out = self._forward(part.batch)
+            result = compute_losses(self.model, part.batch, self.hyper, self.settings, part.weights, part.estimate, out)
             reports.append(self._update(result))
             targets.append(result.targets.flatten())
             if part.weights is not None:
@@ -123,9 +136,18 @@ class Learner:
 
     # ------------------------------------------------------------ one optimiser step
 
+    def _forward(self, batch: Batch) -> ModelOutput:
+        """What the model says about a batch, in the precision of training."""
+        if self._pieces:
+            return self._pieces.forward(batch)
+        with arithmetic(self._precision, self._device):
+            output: ModelOutput = self.model(batch.obs, batch.state, batch.steps["first"])
+        return output
+
     def _update(self, result: Losses) -> dict[str, float]:
-        self.optimizer.zero_grad(set_to_none=True)
         result.total.backward()  # type: ignore[no-untyped-call]
+        if self._pieces:
+            self._pieces.backward()
         limit = self.hyper.max_grad_norm or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
         terms = result.terms | {"loss": result.total.detach(), "grad_norm": grad_norm}
@@ -171,7 +193,7 @@ class Learner:
 
         Advantages are normalised over the whole batch, so that a minibatch does not subtract what it has in common.
         """
-        out = self.model(batch.obs, batch.state, batch.steps["first"])
+        out = self._forward(batch)
         distribution = self.model.distribution(out.params[:-1], {k: v[:-1] for k, v in batch.obs.items()})
         log_rhos = distribution.log_prob(batch.steps["discrete"], batch.steps["continuous"]) - batch.steps["log_prob"]
         values = self.model.denormalize_value(out.values)
@@ -268,15 +290,18 @@ def compute_losses(
     settings: LearnerConfig,
     weights: Tensor | None = None,
     estimate: Estimate | None = None,
+    out: ModelOutput | None = None,
 ) -> Losses:
     """The whole loss of one optimiser step, from observations to a scalar.
 
     weights: [T, b] or None.
     estimate: targets and scaled advantages made before; None to make them here.
+    out: what the model says about the batch; None to ask it here.
     """
     steps = batch.steps
     num_rows = len(steps["reward"])
-    out = model(batch.obs, batch.state, steps["first"])  # params [T+1, b, P], values [T+1, b]; [1, n] of single steps
+    # params [T+1, b, P], values [T+1, b]; [1, n] of single steps
+    out = out or model(batch.obs, batch.state, steps["first"])
     distribution = model.distribution(out.params[:num_rows], {k: v[:num_rows] for k, v in batch.obs.items()})
     log_probs = distribution.log_prob(steps["discrete"], steps["continuous"])  # [T, b]
     log_ratio = log_probs - steps["log_prob"]

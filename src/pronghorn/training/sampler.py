@@ -25,6 +25,7 @@ from pronghorn.training.store import Slots, Store
 from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec, Event, LeafSpec, Pool, Ready
 
 POLL_S = 0.1  # a blocked sampler still looks for stops and deaths this often
+GATHER_S = float(__import__("os").environ.get("GATHER", "0.02"))  # that rows wait for others while a batch waits for the learner
 NO_SLOT = -1
 _ACTS = np.array([True, True, True, False, False])  # by Event: rows that get an action which is recorded
 
@@ -127,7 +128,9 @@ class Sampler:
         start = time.perf_counter()
         if blocked:
             self.store.wait_for_slots(POLL_S)
-        ready = self.pool.recv(0.0 if blocked else POLL_S)
+        # Many rows at once cost less each; nobody waits for them while the learner has enough to do.
+        gather_s = GATHER_S if self.store.batch_waits() else 0.0
+        ready = self.pool.recv(0.0 if blocked else POLL_S, gather_s)
         received = time.perf_counter()
         self.seconds["slots" if blocked else "envs"] += received - start
         if ready is None:

@@ -184,6 +184,11 @@ class Store:
         with self._changed:
             self._changed.wait(timeout_s)
 
+    def batch_waits(self) -> bool:
+        """Whether the learner has a whole batch before it."""
+        with self._changed:
+            return int((self._status == Slot.FULL).sum()) >= self.batch_unrolls
+
     def grant(self) -> None:
         """Let the writers start one more batch of unrolls (turns only)."""
         with self._changed:

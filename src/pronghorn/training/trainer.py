@@ -35,7 +35,8 @@ from pronghorn.errors import ConfigError, MissingExtraError, PronghornError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
 from pronghorn.evaluation.policy import build_model, spec_to_json
 from pronghorn.limits import require_store, require_threads
-from pronghorn.machine import available_memory
+from pronghorn.machine import available_memory, limit_threads
+from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.rules import changed_settings, validate
 from pronghorn.settings_file import from_toml, to_toml
 from pronghorn.training.checkpoint import Checkpoint
@@ -119,7 +120,7 @@ class _Run:
         self.device = pick_device(config.device)
         torch.manual_seed(derive_seed(config.seed, 0))
         torch.use_deterministic_algorithms(config.deterministic)
-        torch.set_num_threads(config.threads)
+        limit_threads(config.threads)
         leaves = _stored_leaves(config, spec)
         numbers = sum(f.num_bytes for f in step_fields(spec.action).values())
         on_gpu = self.device.type == "cuda"
@@ -127,7 +128,7 @@ class _Run:
         bytes_per_step = sum(leaf.num_bytes for leaf in leaves.values()) + numbers
         require_store(config, bytes_per_step, self.pool.num_rows, free)
         try:
-            self.model, actor = (build_model(config.model, spec).to(self.device) for _ in range(2))
+            self.model, actor = build_model(config.model, spec).to(self.device), make_actor(config, spec, self.device)
         except RuntimeError as error:
             if "memory" not in str(error):
                 raise
@@ -169,6 +170,7 @@ class _Run:
         resume_steps = self.learner.steps if self.latest else None
         with contextlib.ExitStack() as stack:
             stack.callback(self.pool.close)
+            stack.callback(self.learner.close)
             self.writer = stack.enter_context(
                 MetricsWriter(
                     self.run_dir,
@@ -221,12 +223,12 @@ class _Run:
             raise self._error
 
     def _sample_until_stopped(self) -> None:
-        torch.set_num_threads(self.config.acting_threads)
+        limit_threads(self.config.acting_threads)
         self.sampler.run(self._fail)
 
     def _learn_until_stopped(self) -> None:
         try:
-            torch.set_num_threads(self.config.threads)
+            limit_threads(self.config.threads)
             self._learn()
         except BaseException as error:
             self._fail(error)
@@ -476,7 +478,7 @@ class _Run:
         _LOG.info("environments: %d rows, %d frames a step. %s", rows, self.pool.spec.frame_skip, describe)
         seen = ", ".join(f"{name} ({leaf})" for name, leaf in self.pool.spec.observation.items())
         _LOG.info("observation: %s. action: %s", seen, self.pool.spec.action)
-        _LOG.info("model: %s parameters", f"{self.model.num_parameters:,}")
+        _LOG.info("model: %s parameters, arithmetic in %s", f"{self.model.num_parameters:,}", c.precision)
         batch = f"batches of {n.batch_unrolls} unrolls x {n.unroll_length} steps = {c.batch_samples} samples"
         if n.replay_fraction:
             batch += f", {n.batch_unrolls - c.fresh_unrolls} of the unrolls from replay of the last {n.replay_unrolls}"
@@ -523,6 +525,14 @@ def _already_finished(config: Config, latest: Checkpoint | None) -> Result | Non
 
 
 # ---------------------------------------------------------------- parts
+
+
+def make_actor(config: Config, spec: EnvSpec, device: torch.device) -> ActorCritic:
+    """The network of a resolved config that acts, in the precision of training."""
+    actor = build_model(config.model, spec).to(device)
+    if config.precision == "bfloat16":
+        actor.cast_trunk(torch.bfloat16)
+    return actor
 
 
 def make_store(config: Config, pool: Pool, state_size: int, device: torch.device) -> Store:
