@@ -32,12 +32,12 @@ def calls() -> Kernel:
 
 
 def rows() -> Kernel:
-    """1,024 numbers scattered into a table of 2,048 unrolls and gathered again, 80 times: NumPy's indexing."""
+    """1,024 numbers scattered into a table of 2,048 unrolls and gathered again, 40 times: NumPy's indexing."""
     table, slots = np.zeros((2048, 128), np.float32), np.random.default_rng(0).permutation(2048)[:1024]
     columns, values = np.arange(1024) % 128, np.ones(1024, np.float32)
 
     def kernel() -> None:
-        for _ in range(80):
+        for _ in range(40):
             table[slots, columns] = values
             table[slots, columns] += 1.0
 

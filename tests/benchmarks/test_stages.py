@@ -19,7 +19,7 @@ from stages import DOOM, LANDER, STAGES, ReplayedPool, filled_store, settings
 
 UNITS = {
     "transport-single": {50 * 16, 50 * 32}, "transport-vector": {50 * 64, 50 * 128},
-    "act-doom-32": {32}, "act-mlp-512": {512}, "gather-doom": {1}, "learn-doom": {2048}, "learn-vector": {8192},
+    "act-doom-32": {32}, "act-mlp-512": {512}, "gather-doom": {1}, "learn-vector": {8192},
     "vtrace-32x64": {10}, "vtrace-128x1024": {10}, "draw-factors-128": {1280},
 }  # fmt: skip
 
@@ -30,6 +30,13 @@ def test_every_stage_yields_the_units_that_it_did(name: str) -> None:
         units = next(work)
     low, high = min(UNITS[name]), max(UNITS[name])
     assert low <= units <= high
+
+
+def test_learning_counts_the_samples_of_its_batch() -> None:
+    """Of a small batch of frames: the stage's own takes seconds. That every stage is tested is tested here too."""
+    with contextlib.closing(stages.learn(DOOM, 4)) as work:
+        assert [next(work) for _ in range(2)] == [4 * 32] * 2
+    assert STAGES.keys() - UNITS.keys() == {"learn-doom", "sampler-16", "sampler-128", "sampler-1024"}
 
 
 @pytest.mark.parametrize("num_rows", [16, 128, 1024])
