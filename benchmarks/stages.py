@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from pronghorn.bench.stages import ConstantPolicy, MadeUpPool, act
-from pronghorn.config import Config, replace
+from pronghorn.config import Config, EnvConfig, replace
 from pronghorn.defaults import resolve
 from pronghorn.envs.registry import make_pool
 from pronghorn.evaluation.policy import build_model
@@ -53,7 +53,7 @@ def settings(spec: EnvSpec, num_rows: int, **values: Any) -> Config:
     """The defaults for such an environment, with `num_rows` rows that act together, on one thread."""
     fixed = {"device": "cpu", "threads": 1, "env.workers": 1, "env.envs_per_worker": num_rows, "env.groups": 1,
              "env.pin": "off", "learner.lr": 1e-12}  # fmt: skip  # weights that stand still keep all numbers finite
-    return resolve(replace(Config(env="made_up:environment"), fixed | values), spec)
+    return resolve(replace(Config(env=EnvConfig(id="made_up:environment")), fixed | values), spec)
 
 
 # ---------------------------------------------------------------- collecting
@@ -105,7 +105,7 @@ def transport(name: str, num_envs: int) -> Work:
     Both processes share one core, so that what is measured is the work of both whatever the number of cores.
     """
     target = f"{Path(__file__).with_name('trivial_envs.py')}:{name}"
-    config = replace(Config(env=target), {"env.workers": 1, "env.envs_per_worker": num_envs, "env.pin": "off"})
+    config = Config(env=EnvConfig(id=target, workers=1, envs_per_worker=num_envs, groups=2, pin="off"))
     with _on_one_core(), contextlib.closing(make_pool(config, seed=0, ordered=False)) as pool:
         discrete, continuous = np.zeros((pool.num_rows, 1), np.int64), np.zeros((pool.num_rows, 0), np.float32)
         while True:
