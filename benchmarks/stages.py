@@ -70,7 +70,7 @@ class ReplayedPool(MadeUpPool):
         self._first: Ready | None = make(0.0)
         self._deliveries = itertools.cycle([_with_truncation(make(0.0)) for _ in range(self.NUM_DELIVERIES)])
 
-    def recv(self, timeout_s: float) -> Ready:
+    def recv(self, *_timeouts: float) -> Ready:
         first, self._first = self._first, None
         return first or next(self._deliveries)
 

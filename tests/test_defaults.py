@@ -61,7 +61,7 @@ def test_grids_of_codes_are_known_by_the_names_of_their_tasks(env: str, conv: st
 def test_workers_and_threads_follow_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker a core with at least two groups of environments, so that one steps while the other waits."""
     monkeypatch.setattr(defaults, "available_cores", lambda: cores)
-    for name, spec, threads in (("doom:basic", PIXELS, cores), ("gym:CartPole-v1", VECTOR, 1)):
+    for name, spec, threads in (("doom:basic", PIXELS, cores), ("gym:Acrobot-v1", VECTOR, 1)):
         found = resolve(Config(env=name), spec)
         assert (found.env.workers, found.env.groups, found.threads) == (cores, 2, threads)
         assert found.env.envs_per_worker >= 16
