@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: `make train` and `make test`.
+# Two commands do everything on a fresh machine: `make train` and `make test`. `make bench` guards the speed (3 minutes).
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 ALL    := $(VENV)/.installed-all
 
-.PHONY: train test test-slow install install-dev install-all lint clean
+.PHONY: train test test-slow bench install install-dev install-all lint clean
 
 train: install
 	$(BIN)/pronghorn train doom:basic --run-dir $(RUN) --resume --eval.until-return 0.70 --eval.episodes 100
@@ -26,6 +26,9 @@ test: install-dev
 
 test-slow: install-all
 	$(BIN)/python -m pytest -m slow
+
+bench: install
+	$(BIN)/python benchmarks/guard.py
 
 lint: install-dev
 	$(BIN)/ruff check src tests examples benchmarks

@@ -10,6 +10,7 @@ import tomli_w
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from pronghorn import defaults
 from pronghorn.cli import parse_train
 from pronghorn.config import Config, replace, walk
 from pronghorn.defaults import apply_preset, presets, resolve, resolve_env
@@ -53,6 +54,19 @@ def test_grids_of_codes_are_known_by_the_names_of_their_tasks(env: str, conv: st
     floats = EnvSpec({"image": LeafSpec((7, 7, 3), "float32", "image", "hwc", 0, 1)}, ActionSpec((7,)))
     assert resolved(floats, **{"env.id": env}).model.conv == "nature"  # which such an encoder could not read
     assert resolved(VECTOR, **{"env.id": env}).learner.exploration_coef == 0.01
+
+
+@pytest.mark.case("PRF-01")
+@pytest.mark.parametrize("cores", [1, 2, 16])
+def test_workers_and_threads_follow_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker a core with at least two groups of environments, so that one steps while the other waits."""
+    monkeypatch.setattr(defaults, "available_cores", lambda: cores)
+    for name, spec, threads in (("doom:basic", PIXELS, cores), ("gym:Acrobot-v1", VECTOR, 1)):
+        found = resolve(Config(env=name), spec)
+        assert (found.env.workers, found.env.groups, found.threads) == (cores, 2, threads)
+        assert found.env.envs_per_worker >= 16
+        assert found.learner.batch_unrolls * 2 >= found.num_envs  # batches grow with the rows, so lag does not
+    assert resolve(replace(Config(env="doom:basic"), {"env.workers": 3}), PIXELS).env.workers == 3
 
 
 def test_one_step_algorithms_take_small_batches_of_short_unrolls_on_vectors() -> None:

@@ -33,6 +33,17 @@ def test_threads_are_at_most_the_cores() -> None:
         limits.require_threads(5)
 
 
+@pytest.mark.case("PRF-07")
+def test_more_workers_than_cores_are_named_but_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cores of this process count, which may be fewer than the machine's 4."""
+    monkeypatch.setattr(machine, "available_cores", lambda: 3)
+    assert limits.crowded(3) is None
+    said = limits.crowded(4)
+    assert said is not None
+    for part in ("env.workers = 4", "3 core(s)", "--env.envs-per-worker", "pronghorn bench --tune"):
+        assert part in said
+
+
 def test_workers_are_at_most_what_memory_holds() -> None:
     limits.require_workers(80, 1280)
     with pytest.raises(

@@ -149,6 +149,27 @@ class Facts(Counter):
         return np.array(facts, np.float32)
 
 
+class Arithmetic(Counter):
+    """Multiplies matrices by NumPy and torch; observes torch's threads and all threads of its process.
+
+    threads: what it tells torch itself; 0: nothing.
+    """
+
+    def __init__(self, threads: int = 0) -> None:
+        super().__init__(0)
+        import torch
+
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.torch = torch
+        if threads:
+            torch.set_num_threads(threads)
+
+    def _observe(self) -> Any:
+        matrix = np.ones((512, 512), np.float32)
+        self.torch.from_numpy(matrix @ matrix) @ self.torch.from_numpy(matrix)
+        return np.array([self.torch.get_num_threads(), len(os.listdir("/proc/self/task"))], np.float32)
+
+
 class OldApi:
     """The Gym interface before 0.26: reset gives the observation only, step four values."""
 

@@ -27,6 +27,15 @@ def require_threads(threads: int | None) -> None:
         raise ConfigError("threads", threads, rule, "Leave it out for the default.")
 
 
+def crowded(num_workers: int) -> str | None:
+    """What to say of more workers than cores: they are slower than one a core, but no error, as some only wait."""
+    cores = machine.available_cores()
+    if num_workers <= cores:
+        return None
+    more = "--env.envs-per-worker gives more environments, pronghorn bench --tune measures what is fastest"
+    return f"env.workers = {num_workers}, and this process has {cores} core(s): workers beyond one a core wait ({more})"
+
+
 def require_workers(num_workers: int, num_envs: int, *, evaluation: bool = False) -> None:
     """Refuse more worker processes than files, processes and memory allow. Raises ConfigError.
 

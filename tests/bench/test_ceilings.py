@@ -153,6 +153,7 @@ def scripted_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "train_for", train_for)
 
 
+@pytest.mark.case("PRF-01")
 def test_the_record_by_hand(scripted_machine: None) -> None:
     config = replace(Config(env="gym:CartPole-v1"), {"env.workers": 1, "env.envs_per_worker": 71})
     record = bench(config)
@@ -165,7 +166,8 @@ def test_the_record_by_hand(scripted_machine: None) -> None:
     assert record["stages"]["transport"]["share_of_simulation"] == pytest.approx(0.9)
     shown = text(record)
     for part in ("gym:CartPole-v1 on 2 cores", "143 steps/s", "50% of the ceiling", "learning costs most", "1 MiB",
-                 "90% of simulation", "8.000", "may help    Learning is most of the work"):  # fmt: skip
+                 "90% of simulation", "8.000", "learner: wait 60%, learner: train 40%, sampler: envs 50%",
+                 "sampler: act 30%, sampler: record 10%", "may help    Learning is most of the work"):  # fmt: skip
         assert part in shown, part
 
 

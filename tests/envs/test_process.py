@@ -32,6 +32,22 @@ def test_a_worker_knows_nothing_of_torch_and_of_gpus(start):
     assert (own_directory, gpus_hidden, num_threads) == (1, 1, 1)
 
 
+@pytest.mark.case("PRF-02")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads of a process as Linux lists them")
+def test_a_worker_computes_on_one_thread_unless_its_environment_says_otherwise(start, monkeypatch):
+    """Each of several workers would else take a thread for each core, whatever the trainer was told itself."""
+    for name in process._ONE_THREAD:
+        monkeypatch.setenv(name, "3")
+    pool = start(toy("Arithmetic"), num_workers=2, pin="off")
+    facts = {}
+    while len(facts) < 2:
+        ready = receive(pool)
+        facts |= dict(zip(ready.rows.tolist(), ready.obs["obs"].tolist(), strict=True))
+    assert facts == {0: [1, 1], 1: [1, 1]}
+    told = start(toy("Arithmetic", threads=2), pin="off")
+    assert receive(told).obs["obs"][0, 0] == 2
+
+
 def test_workers_run_in_another_interpreter(start, tmp_path):
     """A second environment that has NumPy and Gymnasium, but neither torch nor this package."""
     venv.create(tmp_path / "other", with_pip=False, symlinks=True)

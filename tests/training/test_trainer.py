@@ -19,6 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pronghorn.training.trainer as trainer_module
+from pronghorn import machine
 from pronghorn.config import Config, replace, walk
 from pronghorn.errors import ConfigError, RunDirError, WorkerDied
 from pronghorn.evaluation.evaluate import evaluate
@@ -323,6 +324,17 @@ def test_a_run_goes_on_where_there_are_fewer_cores_but_none_begins_with_more_thr
     assert "2 threads are more than the cores of this machine" in (tmp_path / "run" / "log.txt").read_text()
     with pytest.raises(ConfigError, match="threads = 2: must be at most 1"):
         train(config(tmp_path / "new", steps=200, threads=2))
+
+
+@pytest.mark.case("PRF-07")
+def test_a_run_with_more_workers_than_cores_says_so_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_cores", lambda: 1)
+    assert train(config(tmp_path / "run", steps=200)).exit_code == 0
+    assert re.search(r"WARNING.*env.workers = 2, and .* 1 core", (tmp_path / "run" / "log.txt").read_text())
+    train(config(tmp_path / "fits", steps=200, **{"env.workers": 1}))
+    assert "env.workers = " not in (tmp_path / "fits" / "log.txt").read_text()
 
 
 @pytest.mark.case("RES-09")

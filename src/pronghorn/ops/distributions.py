@@ -145,12 +145,15 @@ class ActionDistribution:
         return to_env(continuous, self.spec, self.kind)
 
     def _sample_discrete(self, generator: torch.Generator | None) -> Tensor:
-        """Gumbel-max: argmax(log p - log E), E ~ Exp(1). A forbidden action loses by 1e30, never by luck."""
+        """The first value whose cumulative probability exceeds a uniform number: one draw a factor."""
         if not self.spec.discrete:
             return self._no_discrete()
-        noise = torch.empty_like(self._log_probs).exponential_(generator=generator)
-        # an exact 0, which some back ends can draw, would make -log E infinite and beat the mask
-        return (self._log_probs.detach() - noise.clamp_(min=1e-20).log_()).argmax(-1)
+        cumulative = self._log_probs.detach().exp().cumsum(-1)
+        draw = torch.rand((*cumulative.shape[:-1], 1), generator=generator, device=cumulative.device)
+        # Below the whole sum, whatever that was rounded to; and a forbidden action adds exactly 0 to the sum, so that
+        # no draw lies between it and the one before.
+        draw *= cumulative[..., -1:] * (1.0 - 2.0**-23)
+        return (cumulative <= draw).sum(-1)
 
     def _sample_continuous(self, generator: torch.Generator | None) -> Tensor:
         if not self.spec.low:

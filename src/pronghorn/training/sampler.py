@@ -25,7 +25,7 @@ from pronghorn.training.store import Slots, Store
 from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec, Event, LeafSpec, Pool, Ready
 
 POLL_S = 0.1  # a blocked sampler still looks for stops and deaths this often
-GATHER_S = float(__import__("os").environ.get("GATHER", "0.02"))  # that rows wait for others while a batch waits for the learner
+GATHER_S = 0.02  # that rows wait for others while a batch waits for the learner
 NO_SLOT = -1
 _ACTS = np.array([True, True, True, False, False])  # by Event: rows that get an action which is recorded
 
@@ -192,11 +192,12 @@ class Sampler:
         self._void(ready.rows[ready.event == Event.LOST])
         index = np.flatnonzero(((ready.event == Event.STEP) | (ready.event == Event.LAST)) & self._acted[ready.rows])
         rows = ready.rows[index]
-        slots, t, steps = self._slot[rows], self._t[rows], self.store.steps
-        steps["reward"][slots, t] = self._last_reward[rows] = ready.reward[index]
-        steps["terminated"][slots, t] = ready.terminated[index]
-        steps["truncated"][slots, t] = ready.truncated[index] & ~ready.terminated[index]
-        steps["truncation_value"][slots, t] = 0.0
+        t, steps = self._t[rows], self.store.flat_steps
+        at = self.store.at(self._slot[rows], t)
+        steps["reward"][at] = self._last_reward[rows] = ready.reward[index]
+        steps["terminated"][at] = ready.terminated[index]
+        steps["truncated"][at] = ready.truncated[index] & ~ready.terminated[index]
+        steps["truncation_value"][at] = 0.0
         if len(ready.final_index):
             self._record_truncations(ready)
         self._acted[rows] = False
@@ -221,15 +222,16 @@ class Sampler:
             first = torch.zeros((1, len(rows)), dtype=torch.bool, device=self.device)
             out = self.actor({k: v.unsqueeze(0) for k, v in obs.items()}, state, first)
             value = self.actor.denormalize_value(out.values[0]).cpu().numpy()
-        self.store.steps["truncation_value"][self._slot[rows], self._t[rows]] = value
+        self.store.flat_steps["truncation_value"][self.store.at(self._slot[rows], self._t[rows])] = value
 
     def _complete(self, ready: Ready, index: NDArray[np.int64], begins: NDArray[np.bool_]) -> None:
         """Row T holds only the bootstrap observation; then the unroll is FULL."""
         rows = ready.rows[index]
         slots = self._slot[rows]
         obs = self._with_history({k: v[index] for k, v in ready.obs.items()}, rows)
-        self._write_obs(obs, slots, self._t[rows])
-        self.store.steps["first"][slots, self.store.unroll_length] = begins[index]
+        at = self.store.at(slots, self._t[rows])
+        self._write_obs(obs, at)
+        self.store.flat_steps["first"][at] = begins[index]
         self._slot[rows] = NO_SLOT
         self.store.commit(slots)
 
@@ -252,17 +254,17 @@ class Sampler:
         begins = _begins_episode(ready)
         obs = self._with_history(ready.obs if whole else {k: v[acting] for k, v in ready.obs.items()}, rows)
         first = begins if whole else begins[acting]
-        slots, t = self._slot[rows], self._t[rows]
-        self._write_obs(obs, slots, t)
+        at = self.store.at(self._slot[rows], self._t[rows])
+        self._write_obs(obs, at)
         discrete, continuous, log_prob, value = self.infer(obs, torch.from_numpy(rows), torch.from_numpy(first))
-        steps = self.store.steps
-        steps["first"][slots, t] = first
-        steps["discrete"][slots, t] = self._last_discrete[rows] = discrete.cpu().numpy()
-        steps["continuous"][slots, t] = self._last_continuous[rows] = continuous.cpu().numpy()
-        steps["log_prob"][slots, t] = log_prob.cpu().numpy()
-        steps["value"][slots, t] = value.cpu().numpy()
-        steps["version"][slots, t] = self.version
-        steps["task_id"][slots, t] = self.pool.task_ids[rows]
+        steps = self.store.flat_steps
+        steps["first"][at] = first
+        steps["discrete"][at] = self._last_discrete[rows] = discrete.cpu().numpy()
+        steps["continuous"][at] = self._last_continuous[rows] = continuous.cpu().numpy()
+        steps["log_prob"][at] = log_prob.cpu().numpy()
+        steps["value"][at] = value.cpu().numpy()
+        steps["version"][at] = self.version
+        steps["task_id"][at] = self.pool.task_ids[rows]
         self._acted[rows] = True
         return self._actions(len(ready.rows), None if whole else acting, discrete, continuous)
 
@@ -299,10 +301,10 @@ class Sampler:
 
     # ------------------------------------------------------------ small parts
 
-    def _write_obs(self, obs: dict[str, Tensor], slots: Slots, t: NDArray[np.int64]) -> None:
-        where = torch.from_numpy(slots).to(self.device), torch.from_numpy(t).to(self.device)
+    def _write_obs(self, obs: dict[str, Tensor], at: NDArray[np.int64]) -> None:
+        where = torch.from_numpy(at).to(self.device)
         for name, leaf in obs.items():
-            self.store.obs[name][where] = leaf
+            self.store.flat_obs[name].index_copy_(0, where, leaf)
 
     def _with_history(self, obs: dict[str, NDArray[np.generic]], rows: NDArray[np.int64]) -> dict[str, Tensor]:
         """Observation leaves on the device (the one upload), with last action and reward if the model wants them."""

@@ -34,7 +34,7 @@ from pronghorn.envs.registry import resolve as resolve_name
 from pronghorn.errors import ConfigError, MissingExtraError, PronghornError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
 from pronghorn.evaluation.policy import build_model, spec_to_json
-from pronghorn.limits import require_store, require_threads
+from pronghorn.limits import crowded, require_store, require_threads
 from pronghorn.machine import available_memory, limit_threads
 from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.rules import changed_settings, validate
@@ -142,6 +142,8 @@ class _Run:
         self._notes: list[str] = []  # to be said once the log is open
         if config.threads > (os.cpu_count() or 1):
             self._notes.append(f"{config.threads} threads are more than the cores of this machine: --threads sets them")
+        if note := crowded(config.env.workers):
+            self._notes.append(note)
         if self.latest:
             self._restore(self.latest)
         self.store = make_store(config, self.pool, actor.state_size, self.device)
