@@ -51,8 +51,9 @@ class Stage:
 
 def settings(spec: EnvSpec, num_rows: int, **values: Any) -> Config:
     """The defaults for such an environment, with `num_rows` rows that act together, on one thread."""
-    fixed = {"device": "cpu", "threads": 1, "env.workers": 1, "env.envs_per_worker": num_rows, "env.groups": 1,
-             "env.pin": "off", "learner.lr": 1e-12}  # fmt: skip  # weights that stand still keep all numbers finite
+    fixed = {"device": "cpu", "precision": "float32", "threads": 1, "env.workers": 1, "env.envs_per_worker": num_rows,
+             "env.groups": 1, "env.pin": "off"}  # fmt: skip
+    fixed["learner.lr"] = 1e-12  # weights that stand still keep all numbers finite
     return resolve(replace(Config(env=EnvConfig(id="made_up:environment")), fixed | values), spec)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronghorn.errors import MissingExtraError, RunDirError, UsageError
-from pronghorn.types import Event, Ready
+from pronghorn.types import FIRST, LAST, LOST, STEP, Ready
 
 METRICS_FILE = "metrics.jsonl"
 AXES = (
@@ -70,8 +70,8 @@ class EpisodeTracker:
 
     def observe(self, ready: Ready) -> None:
         """Account for one `recv`: rewards of STEP and LAST rows, and the episodes that ended."""
-        moved = (ready.event == Event.STEP) | (ready.event == Event.LAST)
-        fresh = (ready.event == Event.FIRST) | (ready.event == Event.LOST)
+        moved = (ready.event == STEP) | (ready.event == LAST)
+        fresh = (ready.event == FIRST) | (ready.event == LOST)
         over = ready.rows[moved & ready.episode_over]  # a LAST alone may be a life loss, which ends no episode
         with self._lock:
             self._returns[ready.rows[moved]] += ready.reward[moved]

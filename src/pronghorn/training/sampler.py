@@ -22,7 +22,19 @@ from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.ops.distributions import to_env
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.store import Slots, Store
-from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec, Event, LeafSpec, Pool, Ready
+from pronghorn.types import (
+    FIRST,
+    INACTIVE,
+    LAST,
+    LAST_ACTION,
+    LAST_REWARD,
+    LOST,
+    STEP,
+    EnvSpec,
+    LeafSpec,
+    Pool,
+    Ready,
+)
 
 POLL_S = 0.1  # a blocked sampler still looks for stops and deaths this often
 GATHER_S = 0.02  # that rows wait for others while a batch waits for the learner
@@ -136,7 +148,7 @@ class Sampler:
         if ready is None:
             return None
         self._record(ready)
-        lost = ready.event == Event.LOST
+        lost = ready.event == LOST
         if lost.any():
             ready = self._without_lost(ready, lost)
         self.seconds["record"] += time.perf_counter() - received
@@ -179,7 +191,7 @@ class Sampler:
 
     def _park(self, ready: Ready, acting: NDArray[np.int64]) -> None:
         """Let the learner go on without the unrolls of rows that do not act."""
-        idle = self._slot[ready.rows[ready.event == Event.INACTIVE]]
+        idle = self._slot[ready.rows[ready.event == INACTIVE]]
         self.store.park(idle[idle != NO_SLOT])
         going_on = self._slot[acting]
         self.store.unpark(going_on[going_on != NO_SLOT], self.version)
@@ -189,8 +201,8 @@ class Sampler:
     def _record(self, ready: Ready) -> None:
         """Write reward and ends into row t, complete unrolls that reached T, void those of lost rows."""
         self.tracker.observe(ready)
-        self._void(ready.rows[ready.event == Event.LOST])
-        index = np.flatnonzero(((ready.event == Event.STEP) | (ready.event == Event.LAST)) & self._acted[ready.rows])
+        self._void(ready.rows[ready.event == LOST])
+        index = np.flatnonzero(((ready.event == STEP) | (ready.event == LAST)) & self._acted[ready.rows])
         rows = ready.rows[index]
         t, steps = self._t[rows], self.store.flat_steps
         at = self.store.at(self._slot[rows], t)
@@ -345,7 +357,7 @@ class Sampler:
 
 def _begins_episode(ready: Ready) -> NDArray[np.bool_]:
     """Rows whose obs is the first of an episode; a life loss is not, so the RNN state lives on through it."""
-    first: NDArray[np.bool_] = (ready.event == Event.FIRST) | ((ready.event == Event.LAST) & ready.episode_over)
+    first: NDArray[np.bool_] = (ready.event == FIRST) | ((ready.event == LAST) & ready.episode_over)
     return first
 
 
