@@ -83,9 +83,9 @@ def test_every_algorithm_learns_a_tiny_environment(values: dict[str, Any], tmp_p
 @pytest.mark.parametrize("threads", [1, 2])
 def test_images_are_learned_in_bfloat16(threads: int, tmp_path: Path) -> None:
     """The network that acts rounds as the one that learns: their ratios stay near 1, and the weights are float32."""
-    values = {"precision": "bfloat16", "model.core": "gru", "threads": threads, "learner.epochs": 1}
+    values = {"precision": "bfloat16", "model.core": "gru", "threads": threads}
     result = train(config(tmp_path / "run", "Picture", steps=12_000, **values))
-    assert (result.return_mean or 0) > 7.0
+    assert (result.return_mean or 0) > 5.5  # random: 4; in float32 as here 6 to 7.5
     metrics = [m for m in read_metrics(tmp_path / "run") if "ratio_mean" in m]
     assert all(abs(m["ratio_mean"] - 1.0) < 0.05 for m in metrics)
     assert "arithmetic in bfloat16" in (tmp_path / "run" / "log.txt").read_text()
@@ -105,6 +105,20 @@ def test_a_vector_environment_is_learned_and_evaluated(mode: str, tmp_path: Path
     assert evaluation.mean > 7.0
     assert evaluation.episode_length_mean == 8.0
     assert evaluation.episodes == 20
+
+
+def test_rows_that_step_as_one_learn_and_are_evaluated_one_by_one(tmp_path: Path) -> None:
+    values = {"log.live": "off", "log.tensorboard": False, "steps": 300_000, "run_dir": str(tmp_path / "run")}
+    asked: Config = replace(Config(env="gym:CartPole-v1"), values)
+    result = train(asked)
+    assert (result.return_mean or 0) > 60.0  # random: 22
+    policy = load(tmp_path / "run")
+    assert (policy.config.env.vector_rows, policy.config.env.workers) == (512, 1)
+    evaluation = evaluate(policy, policy.config, episodes=10, seed=0)
+    assert evaluation is not None
+    assert evaluation.mean > 60.0
+    again = train(replace(asked, {"steps": 360_000}), resume=True)
+    assert again.steps >= 360_000
 
 
 @pytest.mark.case("MAS-03")

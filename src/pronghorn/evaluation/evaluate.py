@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronghorn.config import Config, derive_seed
+from pronghorn.defaults import kind_of
 from pronghorn.envs.registry import make_env, make_pool
 from pronghorn.errors import EnvError, UsageError
 from pronghorn.evaluation.policy import Policy
@@ -76,7 +77,9 @@ def evaluate(
     seed: of environments and actions. Statistics of normalisers are frozen.
     """
     workers = min(available_cores(), max(1, episodes // 4)) if stop is None else 1
-    per_worker = num_envs or min(8, -(-episodes // workers))
+    single_rows = policy.spec.rows_per_env == 1 or config.env.vector_rows
+    most = 32 if kind_of(policy.spec) == "vector" and single_rows else 8  # cheap ones are best served many at a time
+    per_worker = num_envs or min(most, -(-episodes // workers))
     groups = min(config.env.groups, per_worker)
     env = replace(config.env, workers=workers, envs_per_worker=per_worker, groups=groups, vector_rows=0)
     pool = make_pool(replace(config, env=env), seed=derive_seed(seed, 7), ordered=False, evaluation=True)
