@@ -90,6 +90,7 @@ class Training:
             start_new_session=True,
         )
         self.peak_memory_bytes = 0
+        self._seen: set[psutil.Process] = set()  # of the run, whether or not they are still there
         self._tail: deque[str] = deque(maxlen=25)
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout, on_line), daemon=True)
@@ -110,6 +111,7 @@ class Training:
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"no batch was trained within {START_TIMEOUT_S:.0f} s:\n{''.join(self._tail)}")
             self._wait(POLL_S)
+            self._seen |= self._family()
         steady_at_s = time.monotonic() + warmup_s
         while (left_s := steady_at_s + seconds - time.monotonic()) > -3 * seconds:
             if left_s <= 0 and len(steady_part(curve(), warmup_s)) >= NEEDED_CHANGES:
@@ -119,7 +121,9 @@ class Training:
         return curve()
 
     def _look_at_memory(self) -> None:
-        memory_bytes = sum(_pss_bytes(process.pid) for process in self._family())
+        family = self._family()
+        self._seen |= family
+        memory_bytes = sum(_pss_bytes(process.pid) for process in family)
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes)
 
     def _wait(self, seconds: float) -> None:
@@ -134,7 +138,7 @@ class Training:
 
         Engines outlive a killed worker, and their shared memory outlives them, so both are looked for.
         """
-        family = self._family()
+        family = self._seen | self._family()
         shared = {path for process in family for path in _shared_memory(process.pid)}
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -2,8 +2,9 @@
 
 A process of environments for each core, which share the environments, and one learner process, as by its defaults.
 APPO's circular buffer, which trains on each batch twice, is off: a batch is trained --epochs times here. Its own loop
-reports every 10 s; 1 s here. Images are float32, as its own wrapper makes them, but resized once for each action
-instead of for each frame, which is faster. The caller gives the rest.
+reports every 10 s; 1 s here. For Pong a module of our own, as its default one has a dense layer for each head, and
+Gymnasium's wrappers, which resize once for each action and keep bytes (its own: each frame, as float32). The caller
+gives the rest.
 
 Counted: steps that the loss takes in, in the learner itself, as RLlib's own count of trained steps includes the step
 that it appends to each fragment for the last value, and every pass over a batch.
@@ -14,38 +15,63 @@ import os
 
 import ale_py
 import gymnasium
-import numpy as np
 import ray
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.utils import make_target_network
+from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS, TargetNetworkAPI, ValueFunctionAPI
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.tune.registry import register_env
+from torch import nn
 
 COUNT = ("__all_modules__", "steps_in_loss")
-
-
-class Stacked(gymnasium.Wrapper):
-    """The last 4 frames along the last axis, where its convolutions look for channels: [84, 84, 4]."""
-
-    def __init__(self, env: gymnasium.Env) -> None:
-        super().__init__(gymnasium.wrappers.FrameStackObservation(env, 4))
-        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (84, 84, 4), np.float32)
-
-    def reset(self, **kwargs):
-        obs, info = self.env.reset(**kwargs)
-        return np.moveaxis(obs, 0, -1), info
-
-    def step(self, action):
-        obs, *rest = self.env.step(action)
-        return np.moveaxis(obs, 0, -1), *rest
 
 
 def make_pong(_: dict) -> gymnasium.Env:
     """Pong as all here play it: no sticky actions, 6 actions, 84x84 grey, the last 4 frames."""
     gymnasium.register_envs(ale_py)
     env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0)
-    return Stacked(gymnasium.wrappers.AtariPreprocessing(env, terminal_on_life_loss=True, scale_obs=True))
+    env = gymnasium.wrappers.AtariPreprocessing(env, terminal_on_life_loss=True)
+    return gymnasium.wrappers.FrameStackObservation(env, 4)
+
+
+class Nature(TorchRLModule, ValueFunctionAPI, TargetNetworkAPI):
+    """Mnih et al. 2015, shared by policy and value; APPO keeps an older copy of body and policy."""
+
+    def setup(self) -> None:
+        self.body = nn.Sequential(
+            nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
+            nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(),
+        )  # fmt: skip
+        self.logits, self.value = nn.Linear(512, self.action_space.n), nn.Linear(512, 1)
+
+    def _forward(self, batch, **_):
+        """obs uint8 [N, 4, 84, 84] -> logits [N, A]. All that it returns is sent to the learner with the steps."""
+        return {Columns.ACTION_DIST_INPUTS: self.logits(self.features(batch))}
+
+    def _forward_train(self, batch, **_):
+        """The same, and the features [N, 512] that the value needs."""
+        features = self.features(batch)
+        return {Columns.ACTION_DIST_INPUTS: self.logits(features), Columns.EMBEDDINGS: features}
+
+    def features(self, batch):
+        return self.body(batch[Columns.OBS].float() / 255.0)
+
+    def compute_values(self, batch, embeddings=None):
+        return self.value(self.features(batch) if embeddings is None else embeddings).squeeze(-1)
+
+    def make_target_networks(self) -> None:
+        self.old_body, self.old_logits = make_target_network(self.body), make_target_network(self.logits)
+
+    def get_target_network_pairs(self):
+        return [(self.body, self.old_body), (self.logits, self.old_logits)]
+
+    def forward_target(self, batch, **_):
+        logits = self.old_logits(self.old_body(batch[Columns.OBS].float() / 255.0))
+        return {TARGET_NETWORK_ACTION_DIST_INPUTS: logits}
 
 
 def counting(learner: type) -> type:
@@ -58,15 +84,6 @@ def counting(learner: type) -> type:
             return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
 
     return Counting
-
-
-def network(work: str) -> DefaultModelConfig:
-    if work == "pong":
-        return DefaultModelConfig(
-            conv_filters=[[32, 8, 4], [64, 4, 2], [64, 3, 1]], conv_activation="relu", head_fcnet_hiddens=[512],
-            head_fcnet_activation="relu", vf_share_layers=True,
-        )  # fmt: skip
-    return DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
 
 
 def configure(args: argparse.Namespace):
@@ -83,7 +100,12 @@ def configure(args: argparse.Namespace):
     )  # fmt: skip
     if args.algo == "appo":
         config.training(use_circular_buffer=False)
-    config.rl_module(model_config=network(args.work))
+    if args.work == "pong":
+        config.rl_module(rl_module_spec=RLModuleSpec(module_class=Nature))
+    else:
+        config.rl_module(
+            model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
+        )
     config.learners(learner_class=counting(config.get_default_learner_class()), num_learners=1)
     config.reporting(min_time_s_per_iteration=1)
     return config
