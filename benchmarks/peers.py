@@ -51,7 +51,7 @@ PEERS: Mapping[str, Peer] = {
     "sb3": Peer(
         ("torch==2.13.0", "numpy"), ("stable-baselines3==2.9.2", "gymnasium", "ale-py", "opencv-python-headless")
     ),
-    "cleanrl": Peer(("torch==2.13.0", "numpy"), ("envpool==1.2.7", "gymnasium")),
+    "cleanrl": Peer(("torch==2.13.0", "numpy"), ("envpool==1.2.5", "gymnasium")),
 }
 OUR_PACKAGES = ("pronghorn-rl", "torch", "numpy", "gymnasium", "vizdoom", "ale-py")
 

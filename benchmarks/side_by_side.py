@@ -138,19 +138,23 @@ class Training:
 
         Engines outlive a killed worker, and their shared memory outlives them, so both are looked for.
         """
-        family = self._seen | self._family()
-        shared = {path for process in family for path in _shared_memory(process.pid)}
+        shared = self._mapped(self._seen | self._family())
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(15)  # ours saves a checkpoint and ends its own children
-        family |= self._family()
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        while family := {process for process in self._seen | self._family() if _is_alive(process)}:
+            self._seen |= family  # a worker may have started an engine meanwhile, so it is looked for again
+            shared |= self._mapped(family)
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(family, 10)
         self._process.wait(10)
-        psutil.wait_procs(family, 10)
         self._reader.join(10)
-        self._remove(shared, family)
+        self._remove(shared)
+
+    def _mapped(self, family: set[psutil.Process]) -> set[Path]:
+        return {path for process in family for path in _shared_memory(process.pid)}
 
     def _family(self) -> set[psutil.Process]:
         """The process and its descendants, and what is left of the session once they have lost their parents."""
@@ -163,14 +167,21 @@ class Training:
             family.update(psutil.Process(self._process.pid).children(recursive=True))
         return family
 
-    def _remove(self, shared: set[Path], family: set[psutil.Process]) -> None:
+    def _remove(self, shared: set[Path]) -> None:
         """Remove files of shared memory that a process of the run had mapped, or that bear its number."""
-        numbers = {str(process.pid) for process in family}
+        numbers = {str(process.pid) for process in self._seen}
         for path in SHARED_MEMORY.glob("*"):
             with contextlib.suppress(FileNotFoundError):
                 of_run = path in shared or numbers & set(re.findall(r"\d+", path.name))
                 if of_run and path.is_file() and path.stat().st_ctime >= self._started_at - 1.0:
                     path.unlink()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """Whether it runs: what nobody has waited for yet is listed, but dead."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _pss_bytes(pid: int) -> int:
