@@ -1,10 +1,11 @@
 """Trains with PufferLib's PuffeRL on Pong or CartPole and prints `steps N` after every batch.
 
 Environments run one after another in this process (its serial back end): with two worker processes on two cores it was
-slower in a first look at both works (Pong 670 and 278 steps/s, CartPole 30,479 and 2,801). No memory, no compilation,
-as on a CPU neither is faster; Adam and its other defaults for what speed does not depend on. Its dashboard, redrawn
-after every batch, is switched off. Batch, unroll, minibatches and passes are given by the caller. Each batch of
-`minibatch` samples is drawn by its own priorities, so `epochs` passes are that many samples, not each one as often.
+slower in a first look at both works (Pong 670 and 278 steps/s, CartPole 30,479 and 2,801). CartPole's network gets one
+thread: two were several times slower on a busy machine. No memory and no compilation; common values for what speed
+does not depend on. Its dashboard, redrawn up to four times a second, is switched off. Batch, unroll, minibatches and
+passes are given by the caller. It draws minibatches by priorities, so `epochs` passes are as many samples, but not
+each of them as often.
 """
 
 import argparse
@@ -92,6 +93,8 @@ def main() -> None:
         "max_minibatch_size": args.minibatch, "update_epochs": args.epochs,
     }  # fmt: skip
     torch.manual_seed(1)
+    if args.work == "cartpole":
+        torch.set_num_threads(1)
     trainer = Trainer(SETTINGS | sizes, envs, Policy(args.work, envs))
     while True:
         trainer.evaluate()
