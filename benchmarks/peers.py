@@ -134,8 +134,9 @@ WORKS: Mapping[str, Work] = {
         ),
     ),
     "cartpole": Work(
-        "CartPole-v1: two layers of 64 for the policy and two for the value, tanh, unrolls of 32, one pass in minibatches of "
-        "4,096; Pronghorn with its defaults, 1,024 environments and 32,768 samples a batch, the others 256 and 8,192",
+        "CartPole-v1: two layers of 64 for the policy and two for the value, tanh, unrolls of 32, one pass in "
+        "minibatches of 4,096; Pronghorn with its defaults, 1,024 environments and 32,768 samples a batch, the others "
+        "256 and 8,192",
         (
             _pronghorn("gym:CartPole-v1"),
             _sample_factory(
