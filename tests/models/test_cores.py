@@ -59,31 +59,6 @@ def test_an_unroll_is_its_steps_with_resets_anywhere(kind: CoreKind) -> None:
         torch.testing.assert_close(after[b], own[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_grus_own_backward_pass_is_that_of_its_steps(
-    layers: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    core = make_core("gru", F, H, layers)
-    first = torch.rand(T, B, generator=torch.Generator().manual_seed(2)) < 0.3
-    assert first.any()
-
-    def gradients() -> list[Tensor]:
-        x, state = normal(T, B, F).requires_grad_(), normal(B, core.state_size, seed=1).requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            y, after = core(x, state, first)
-        loss = (y * normal(T, B, H, seed=4)).sum() + after.square().sum()
-        return [y.detach(), after.detach(), *torch.autograd.grad(loss, [x, state, *core.parameters()])]
-
-    ours = gradients()
-    monkeypatch.setattr(type(core), "_run", RecurrentCore._run)
-    expected = gradients()
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.1, "atol": 0.1}
-    for mine, theirs in zip(ours, expected, strict=True):
-        assert mine.dtype == theirs.dtype
-        torch.testing.assert_close(mine, theirs, **tolerance)
-
-
 @pytest.mark.case("RNN-05")
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_crosses_an_episode_start(kind: CoreKind) -> None:

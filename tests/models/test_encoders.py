@@ -17,7 +17,6 @@ from pronghorn.models.encoders import (
     ObservationEncoder,
     OneHot,
     VectorInput,
-    make_activation,
     split_leaves,
 )
 from pronghorn.types import LAST_ACTION, LAST_REWARD, ActionSpec, LeafSpec
@@ -295,20 +294,3 @@ def test_normalising_in_the_first_layer_equals_normalising_the_pixels(
         pixels = ((channels_last / 255.0) - mean) / std
         expected = plain(pixels if layout == "hwc" else pixels.permute(0, 3, 1, 2).contiguous())
         assert torch.allclose(encoder(images), expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(3,), (1, 4), (19, 5, 2, 3)])
-def test_elu_is_torchs(shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape) * torch.logspace(-8, 2, shape[0]).view(-1, *[1] * (len(shape) - 1))
-    x.view(-1)[0] = 0.0
-    if x.dim() == 4:
-        x = x.to(memory_format=torch.channels_last)
-    ours, torchs = (x.clone().requires_grad_() for _ in range(2))
-    mine, expected = make_activation("elu")(ours * 1.0), torch.nn.functional.elu(torchs * 1.0)
-    torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-7)
-    grad = torch.randn(shape)
-    mine.backward(grad)
-    expected.backward(grad)
-    torch.testing.assert_close(ours.grad, torchs.grad, rtol=1e-6, atol=1e-6)
-    hot = make_activation("elu")(torch.tensor([float("nan"), float("inf"), -float("inf"), 1e30]))
-    torch.testing.assert_close(hot, torch.tensor([float("nan"), float("inf"), -1.0, 1e30]), equal_nan=True)

@@ -18,9 +18,6 @@ from pronghorn.machine import limit_threads
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.training.store import Batch
 
-PIECES_PER_THREAD = 4  # so that a thread that is held up leaves its share to the others
-MIN_UNROLLS = 4  # of a piece: a memory steps through its unrolls together
-
 
 def arithmetic(precision: str, device: str) -> torch.autocast:
     """Within it encoders and cores compute in `precision`, from float32 weights."""
@@ -46,8 +43,8 @@ class Pieces:
         """The model's output for the whole batch; with leaves for `backward` if gradients are enabled here."""
         grad = torch.is_grad_enabled()
         count = batch.state.shape[0]
-        num_pieces = max(self.num_threads, min(PIECES_PER_THREAD * self.num_threads, count // MIN_UNROLLS))
-        columns = torch.arange(count).tensor_split(min(num_pieces, count))
+        # One for each thread. More would balance better, but a memory steps through the unrolls of a piece together.
+        columns = torch.arange(count).tensor_split(min(self.num_threads, count))
         self._outputs = self._run(lambda i: self._forward(batch, columns[i], grad), len(columns))
         params = torch.cat([o.params.detach() for o in self._outputs], 1)
         values = torch.cat([o.values.detach() for o in self._outputs], 1)
