@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import tomllib
 from pathlib import Path
 
@@ -16,6 +18,17 @@ _COVERED = pytest.StashKey[set[str]]()
 def _one_thread() -> None:
     """The tests' networks are tiny: threads that wait for each other would cost more than they compute."""
     torch.set_num_threads(1)
+
+
+def pytest_configure() -> None:
+    """Signals mean what they mean by default, also where the tests were started with them ignored (nohup, a background
+    job of a script): the runs that they start inherit it.
+    """
+    for name in ("SIGINT", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            with contextlib.suppress(ValueError):  # not the main thread
+                signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
