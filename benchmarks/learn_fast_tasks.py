@@ -3,8 +3,8 @@
     python benchmarks/learn_fast_tasks.py --out runs/fast --lanes 2
 
 trains each with its command and its limit of minutes in a run directory of its own, `--lanes` at a time, and prints a
-line for each as it ends. A finished run is left alone and an unfinished one begun anew, so that the script goes on where
-it was stopped. Pictures and tables are made by collect_results.py. It measures no speed: lanes share the cores.
+line for each as it ends. A finished run is left alone and an unfinished one begun anew, so that the script goes on
+where it was stopped. Pictures and tables are made by collect_results.py. It measures no speed: lanes share the cores.
 """
 
 from __future__ import annotations
