@@ -6,6 +6,7 @@ keeps it as one more array. Weights are named as in torch.nn.GRU and torch.nn.LS
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -38,7 +39,7 @@ class NoCore(Core):
         return x, state
 
 
-class RecurrentCore(Core):
+class RecurrentCore(Core, ABC):
     """The loop that GRU and LSTM share. T = 1, when acting, is the same code with one turn of the loop."""
 
     def __init__(self, rnn: nn.GRU | nn.LSTM, states_per_layer: int) -> None:
@@ -68,9 +69,9 @@ class RecurrentCore(Core):
             outputs.append(state[:, : self.output_size])
         return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs), state
 
+    @abstractmethod
     def _step(self, gates: Tensor, state: Tensor, weight_hh: Tensor, bias_hh: Tensor) -> Tensor:
         """One step of one layer: the input's gates [B, gates * H] and the state before -> the state after."""
-        raise NotImplementedError
 
 
 class GRUCore(RecurrentCore):
