@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pronghorn.training.trainer import keep_memory_mapped
+from pronghorn.machine import keep_memory_mapped
 from reference import mixed
 from stages import STAGES
 

@@ -28,8 +28,7 @@ from pronghorn.ops.returns import vtrace
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot
-from pronghorn.training.store import Slots, Store
-from pronghorn.training.trainer import make_store
+from pronghorn.training.store import Slots, Store, make_store
 from pronghorn.types import ActionSpec, EnvSpec, Event, LeafSpec, Ready
 
 DOOM = EnvSpec({"obs": LeafSpec((72, 128, 3), "uint8", "image", "hwc", 0, 255)}, ActionSpec((3, 2)), frame_skip=4)

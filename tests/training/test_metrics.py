@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pronghorn.errors import MissingExtraError, RunDirError, UsageError
-from pronghorn.training.metrics import EpisodeTracker, MetricsWriter, read_metrics
+from pronghorn.training.metrics import EpisodeTracker, MetricsWriter, limiting_stage, read_metrics
 from pronghorn.types import Event, Ready
 
 FIRST, STEP, LAST, LOST, INACTIVE = Event.FIRST, Event.STEP, Event.LAST, Event.LOST, Event.INACTIVE
@@ -358,3 +358,19 @@ def test_every_name_that_scripts_rely_on_is_documented() -> None:
 def test_importing_it_needs_no_torch() -> None:
     code = "import sys, pronghorn.training.metrics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("shares", "limit"),
+    [
+        ({"sampler: slots": 0.6, "sampler: envs": 0.3, "learner: wait": 0.1}, "learning"),
+        ({"sampler: envs": 0.5, "sampler: act": 0.3, "learner: wait": 0.7}, "simulation"),
+        ({"sampler: envs": 0.2, "sampler: act": 0.7, "learner: wait": 0.7}, "acting"),
+        ({"sampler: record": 0.4, "sampler: act": 0.3, "learner: wait": 0.7}, "transport"),
+        ({}, None),
+    ],
+    ids=lambda x: str(x) if not isinstance(x, dict) else None,
+)
+def test_what_limits_follows_from_who_waits(shares: dict[str, float], limit: str | None) -> None:
+    stages = ("sampler: envs", "sampler: act", "sampler: record", "sampler: slots", "learner: wait")
+    assert limiting_stage(dict.fromkeys(stages, 0.0) | shares) == limit

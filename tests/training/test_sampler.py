@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from pronghorn.config import ModelConfig
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.training.metrics import EpisodeTracker
-from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
-from pronghorn.training.store import Store
+from pronghorn.training.sampler import Publisher, Sampler, Snapshot
+from pronghorn.training.store import Store, stored_leaves
 from scripted_pool import SPEC, ScriptedPool
 
 
@@ -42,7 +43,7 @@ class CountingNet(ActorCritic):
 def make(pool: ScriptedPool, *, length: int = 4, batch: int = 2, max_lag: int = 8, slots: int | None = None) -> Sampler:
     net = CountingNet()
     store = Store(
-        sampled_leaves(SPEC, last_action=True, last_reward=True),
+        stored_leaves(SPEC, ModelConfig(last_action=True, last_reward=True)),
         SPEC.action,
         num_slots=slots or pool.num_rows + 2 * batch,
         unroll_length=length,

@@ -501,19 +501,3 @@ def test_two_runs_never_write_one_directory(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert os.path.exists(tmp_path / "run" / "config.toml")
-
-
-@pytest.mark.parametrize(
-    ("shares", "limit"),
-    [
-        ({"sampler: slots": 0.6, "sampler: envs": 0.3, "learner: wait": 0.1}, "learning"),
-        ({"sampler: envs": 0.5, "sampler: act": 0.3, "learner: wait": 0.7}, "simulation"),
-        ({"sampler: envs": 0.2, "sampler: act": 0.7, "learner: wait": 0.7}, "acting"),
-        ({"sampler: record": 0.4, "sampler: act": 0.3, "learner: wait": 0.7}, "transport"),
-        ({}, None),
-    ],
-    ids=lambda x: str(x) if not isinstance(x, dict) else None,
-)
-def test_what_limits_follows_from_who_waits(shares: dict[str, float], limit: str | None) -> None:
-    stages = ("sampler: envs", "sampler: act", "sampler: record", "sampler: slots", "learner: wait")
-    assert trainer_module.limiting_stage(dict.fromkeys(stages, 0.0) | shares) == limit

@@ -34,12 +34,11 @@ from pronghorn.envs.registry import make_pool
 from pronghorn.errors import ConfigError, PronghornError, UsageError
 from pronghorn.evaluation.policy import spec_to_json
 from pronghorn.limits import require_threads
-from pronghorn.machine import available_cores
+from pronghorn.machine import available_cores, pick_device
 from pronghorn.settings_file import to_toml
 from pronghorn.training.checkpoint import write_atomically
-from pronghorn.training.metrics import read_metrics
+from pronghorn.training.metrics import limiting_stage, read_metrics
 from pronghorn.training.signals import EXIT_CODES
-from pronghorn.training.trainer import limiting_stage, pick_device
 from pronghorn.types import EnvSpec
 
 STAGE_SHARE = 0.1  # of the time that training is measured for, each stage is

@@ -27,22 +27,16 @@ from pronghorn.config import Config, replace
 from pronghorn.envs.registry import make_pool
 from pronghorn.errors import PronghornError
 from pronghorn.evaluation.evaluate import random_actions
-from pronghorn.evaluation.policy import build_model, load_spec
-from pronghorn.machine import limit_threads
+from pronghorn.evaluation.policy import build_model, load_spec, make_actor
+from pronghorn.machine import keep_memory_mapped, limit_threads, pick_device
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.ops.distributions import num_params
 from pronghorn.settings_file import from_toml
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker
-from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
-from pronghorn.training.trainer import (
-    keep_memory_mapped,
-    make_actor,
-    make_replay,
-    make_store,
-    pick_device,
-    train,
-)
+from pronghorn.training.sampler import Publisher, Sampler, Snapshot
+from pronghorn.training.store import make_replay, make_store, stored_leaves
+from pronghorn.training.trainer import train
 from pronghorn.types import EnvSpec, Event, LeafSpec, Pool, Ready
 
 WARM_UP_SHARE = 0.25  # of the time measured that goes before it
@@ -71,7 +65,7 @@ def act(config: Config, spec: EnvSpec) -> Generator[int]:
     """The network's forward pass and the sampling of actions, for the rows of one group of all workers."""
     pool = MadeUpPool(spec, acting_rows(config, spec))
     sampler = _sampler(config, pool, make_actor(config, spec, pick_device(config.device)))
-    leaves = sampled_leaves(spec, last_action=config.model.last_action, last_reward=config.model.last_reward)
+    leaves = stored_leaves(spec, config.model)
     obs = {name: torch.from_numpy(pool.make_up(leaf)).to(sampler.device) for name, leaf in leaves.items()}
     rows, first = torch.arange(pool.num_rows), torch.zeros(pool.num_rows, dtype=torch.bool)
     while True:

@@ -242,6 +242,14 @@ def build_model(settings: ModelConfig, spec: EnvSpec) -> ActorCritic:
     )
 
 
+def make_actor(config: Config, spec: EnvSpec, device: torch.device) -> ActorCritic:
+    """The network of a resolved config that acts, in the precision of training."""
+    actor = build_model(config.model, spec).to(device)
+    if config.precision == "bfloat16":
+        actor.cast_trunk(torch.bfloat16)
+    return actor
+
+
 def _require_codes(name: str, leaf: LeafSpec, value: NDArray[Any]) -> None:
     """Refuse values, from which `start` was subtracted, that are not in [0, n) of their entry. Raises UsageError."""
     sizes = np.array(leaf.n).reshape(leaf.shape)

@@ -306,6 +306,31 @@ def _cut_beyond(path: Path, steps: int) -> int:
     return len(lines) - len(kept)
 
 
+def limiting_stage(shares: Mapping[str, float]) -> str | None:
+    """What sets the pace, by the shares of time that the threads spent in each stage; None if neither did a thing.
+
+    The sampler waits for slots while learning is the slower side, the learner for data while sampling is. Of sampling
+    it is what took the sampler longest: 'simulation' (it waited for environments), 'acting' or 'transport' (recording).
+    """
+    sampling = {"simulation": "sampler: envs", "acting": "sampler: act", "transport": "sampler: record"}
+    if shares["sampler: slots"] > shares["learner: wait"]:
+        return "learning"
+    slowest = max(sampling, key=lambda stage: shares[sampling[stage]])
+    return slowest if shares[sampling[slowest]] > 0.0 else None
+
+
+def merged(reports: list[dict[str, float]]) -> dict[str, float]:
+    """Means over the interval's iterations; policy_lag_min and _max are extremes, lr is the last."""
+    if not reports:
+        return {}
+    means = {name: float(np.mean([r[name] for r in reports if name in r])) for name in reports[-1]}
+    means["policy_lag_min"] = min(r["policy_lag_min"] for r in reports)
+    means["policy_lag_max"] = max(r["policy_lag_max"] for r in reports)
+    if "lr" in reports[-1]:
+        means["lr"] = reports[-1]["lr"]
+    return means
+
+
 class _TensorBoardSink:
     """Scalars as TensorBoard events, written by the tensorboard package itself and so without torch."""
 

@@ -30,8 +30,6 @@ from pronghorn.types import (
     LAST_REWARD,
     LOST,
     STEP,
-    EnvSpec,
-    LeafSpec,
     Pool,
     Ready,
 )
@@ -60,18 +58,6 @@ class Publisher:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.latest = snapshot
-
-
-def sampled_leaves(spec: EnvSpec, *, last_action: bool, last_reward: bool) -> dict[str, LeafSpec]:
-    """The observation as the model sees it: the environment's leaves and the last action and reward if asked for."""
-    leaves = dict(spec.observation)
-    if last_action and spec.action.num_discrete:
-        leaves[LAST_ACTION] = LeafSpec((spec.action.num_discrete,), "int64", "last_action", n=spec.action.discrete)
-    if last_action and spec.action.num_continuous:
-        leaves[LAST_ACTION + "_continuous"] = LeafSpec((spec.action.num_continuous,), "float32", "last_action")
-    if last_reward:
-        leaves[LAST_REWARD] = LeafSpec((), "float32", "last_reward")
-    return leaves
 
 
 class Sampler:

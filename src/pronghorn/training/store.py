@@ -22,8 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pronghorn.config import Config, ModelConfig
 from pronghorn.errors import StoreError
-from pronghorn.types import ActionSpec, LeafSpec
+from pronghorn.types import LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, LeafSpec, Pool
 
 Slots = NDArray[np.int64]
 
@@ -359,6 +360,39 @@ class Replay:
             self._tensors[name][where.to(fresh.device)] = fresh[-self.capacity :]
         self._next = (self._next + count) % self.capacity
         self.size = min(self.size + count, self.capacity)
+
+
+def stored_leaves(spec: EnvSpec, model: ModelConfig) -> dict[str, LeafSpec]:
+    """The observation as the model sees it: the environment's leaves and the last action and reward if asked for."""
+    leaves = dict(spec.observation)
+    if model.last_action and spec.action.num_discrete:
+        leaves[LAST_ACTION] = LeafSpec((spec.action.num_discrete,), "int64", "last_action", n=spec.action.discrete)
+    if model.last_action and spec.action.num_continuous:
+        leaves[LAST_ACTION + "_continuous"] = LeafSpec((spec.action.num_continuous,), "float32", "last_action")
+    if model.last_reward:
+        leaves[LAST_REWARD] = LeafSpec((), "float32", "last_reward")
+    return leaves
+
+
+def make_store(config: Config, pool: Pool, state_size: int, device: torch.device) -> Store:
+    """The store of a resolved config for the rows of a pool. state_size: S of the network that acts."""
+    return Store(
+        stored_leaves(pool.spec, config.model),
+        pool.spec.action,
+        num_slots=config.num_slots(pool.num_rows),
+        unroll_length=config.learner.unroll_length,
+        state_size=state_size,
+        batch_unrolls=config.fresh_unrolls,
+        max_lag=config.max_lag,
+        waits=not config.learner.drop_over_lag,
+        device=device,
+    )
+
+
+def make_replay(config: Config, seed: int) -> Replay | None:
+    """The replay of a resolved config; None if its batches take nothing from one."""
+    num_drawn = config.learner.batch_unrolls - config.fresh_unrolls
+    return Replay(config.learner.replay_unrolls, num_drawn, seed) if num_drawn else None
 
 
 def _torch_dtype(name: str) -> torch.dtype:

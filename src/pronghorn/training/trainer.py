@@ -7,14 +7,12 @@ wrong in a thread is raised in the main one.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,20 +31,19 @@ from pronghorn.envs.registry import make_pool
 from pronghorn.envs.registry import resolve as resolve_name
 from pronghorn.errors import ConfigError, MissingExtraError, PronghornError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
-from pronghorn.evaluation.policy import build_model, spec_to_json
+from pronghorn.evaluation.policy import build_model, make_actor, spec_to_json
 from pronghorn.limits import crowded, require_store, require_threads
-from pronghorn.machine import available_memory, limit_threads
-from pronghorn.models.actor_critic import ActorCritic
+from pronghorn.machine import available_memory, keep_memory_mapped, limit_threads, pick_device
 from pronghorn.rules import changed_settings, validate
 from pronghorn.settings_file import from_toml, to_toml
 from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
 from pronghorn.training.live import LiveView, logging_to
-from pronghorn.training.metrics import EpisodeTracker, MetricsWriter
-from pronghorn.training.sampler import Publisher, Sampler, Snapshot, sampled_leaves
+from pronghorn.training.metrics import EpisodeTracker, MetricsWriter, limiting_stage, merged
+from pronghorn.training.sampler import Publisher, Sampler, Snapshot
 from pronghorn.training.signals import READER_GONE, StopSignals
-from pronghorn.training.store import Replay, Store, step_fields
-from pronghorn.types import EnvSpec, LeafSpec, Pool
+from pronghorn.training.store import make_replay, make_store, step_fields, stored_leaves
+from pronghorn.types import Pool
 
 POLL_S = 0.1
 
@@ -121,7 +118,7 @@ class _Run:
         torch.manual_seed(derive_seed(config.seed, 0))
         torch.use_deterministic_algorithms(config.deterministic)
         limit_threads(config.threads)
-        leaves = _stored_leaves(config, spec)
+        leaves = stored_leaves(spec, config.model)
         numbers = sum(f.num_bytes for f in step_fields(spec.action).values())
         on_gpu = self.device.type == "cuda"
         free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else available_memory()
@@ -423,7 +420,7 @@ class _Run:
             "stages": shares,
             "limiting_stage": limiting_stage(shares),
             **self.tracker.snapshot(),
-            **_merge(reports),
+            **merged(reports),
         }
         if self._eval_mean is not None:
             metrics["eval"] = {"mean": self._eval_mean}
@@ -524,94 +521,6 @@ def _already_finished(config: Config, latest: Checkpoint | None) -> Result | Non
         config.run_path, steps, frames, int(latest.state["updates"]), float(state["time_s"]), "finished already",
         None, state["eval_mean"], 0,
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------- parts
-
-
-def make_actor(config: Config, spec: EnvSpec, device: torch.device) -> ActorCritic:
-    """The network of a resolved config that acts, in the precision of training."""
-    actor = build_model(config.model, spec).to(device)
-    if config.precision == "bfloat16":
-        actor.cast_trunk(torch.bfloat16)
-    return actor
-
-
-def make_store(config: Config, pool: Pool, state_size: int, device: torch.device) -> Store:
-    """The store of a resolved config for the rows of a pool. state_size: S of the network that acts."""
-    return Store(
-        _stored_leaves(config, pool.spec),
-        pool.spec.action,
-        num_slots=config.num_slots(pool.num_rows),
-        unroll_length=config.learner.unroll_length,
-        state_size=state_size,
-        batch_unrolls=config.fresh_unrolls,
-        max_lag=config.max_lag,
-        waits=not config.learner.drop_over_lag,
-        device=device,
-    )
-
-
-def make_replay(config: Config, seed: int) -> Replay | None:
-    """The replay of a resolved config; None if its batches take nothing from one."""
-    num_drawn = config.learner.batch_unrolls - config.fresh_unrolls
-    return Replay(config.learner.replay_unrolls, num_drawn, seed) if num_drawn else None
-
-
-def _stored_leaves(config: Config, spec: EnvSpec) -> dict[str, LeafSpec]:
-    return sampled_leaves(spec, last_action=config.model.last_action, last_reward=config.model.last_reward)
-
-
-# ---------------------------------------------------------------- the machine
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of that name; auto takes a GPU when there is one. Raises PronghornError if it is absent."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise PronghornError(
-            "--device cuda: PyTorch sees no GPU here. Use --device cpu, or install a CUDA build of torch."
-        )
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def keep_memory_mapped() -> None:
-    """Tell glibc to keep freed blocks: else each batch maps, zeroes and unmaps hundreds of MB of activations again.
-
-    Whole-batch passes on a CPU took 1.3-1.8 times as long without it, in single runs (docs/performance.md).
-    """
-    mmap_threshold_max, trim_threshold, arena_max = -4, -1, -8  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_ARENA_MAX
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(mmap_threshold_max, 0)
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(arena_max, 1)
-    except (OSError, AttributeError):
-        pass  # not glibc: nothing to tune
-
-
-def limiting_stage(shares: Mapping[str, float]) -> str | None:
-    """What sets the pace, by the shares of time that the threads spent in each stage; None if neither did a thing.
-
-    The sampler waits for slots while learning is the slower side, the learner for data while sampling is. Of sampling
-    it is what took the sampler longest: 'simulation' (it waited for environments), 'acting' or 'transport' (recording).
-    """
-    sampling = {"simulation": "sampler: envs", "acting": "sampler: act", "transport": "sampler: record"}
-    if shares["sampler: slots"] > shares["learner: wait"]:
-        return "learning"
-    slowest = max(sampling, key=lambda stage: shares[sampling[stage]])
-    return slowest if shares[sampling[slowest]] > 0.0 else None
-
-
-def _merge(reports: list[dict[str, float]]) -> dict[str, float]:
-    """Means over the interval's iterations; policy_lag_min and _max are extremes, lr is the last."""
-    if not reports:
-        return {}
-    merged = {name: float(np.mean([r[name] for r in reports if name in r])) for name in reports[-1]}
-    merged["policy_lag_min"] = min(r["policy_lag_min"] for r in reports)
-    merged["policy_lag_max"] = max(r["policy_lag_max"] for r in reports)
-    if "lr" in reports[-1]:
-        merged["lr"] = reports[-1]["lr"]
-    return merged
 
 
 def _prefixed(prefix: str, values: dict[str, float]) -> dict[str, float]:
