@@ -18,10 +18,22 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pronghorn.bench.ceilings as ceilings
-from pronghorn.bench.ceilings import Trials, advice, bench, ceiling, search, settings_text, steady_part, summary, text
+from pronghorn.bench.ceilings import (
+    Setting,
+    Trials,
+    advice,
+    bench,
+    ceiling,
+    search,
+    settings_text,
+    steady_part,
+    summary,
+    text,
+    tune,
+)
 from pronghorn.cli import run
 from pronghorn.config import Config, replace, walk
-from pronghorn.defaults import resolve
+from pronghorn.defaults import VECTOR_ROWS, resolve
 from pronghorn.errors import ConfigError, PronghornError, UsageError
 from pronghorn.settings_file import from_toml
 from pronghorn.types import EnvSpec
@@ -79,7 +91,7 @@ def test_numbers_that_a_line_lacks_are_left_out_of_its_means() -> None:
 START = {"threads": 1, "env.envs_per_worker": 16, "learner.batch_unrolls": 32}
 
 
-def scripted(settings: Mapping[str, int]) -> float:
+def scripted(settings: Mapping[str, Any]) -> float:
     """Fastest, 800, at 4 threads and 64 environments; the size of the batch does not matter."""
     away = abs(settings["threads"].bit_length() - 3) + abs(settings["env.envs_per_worker"].bit_length() - 7)
     return 800.0 / 2**away
@@ -91,12 +103,49 @@ def test_the_search_finds_the_best_of_scripted_speeds() -> None:
     assert search(START | {"threads": 32}, {}, scripted)["threads"] == 4  # halved
 
 
+def test_the_search_exchanges_the_precision() -> None:
+    start: dict[str, Setting] = {"threads": 1, "precision": "float32"}
+    assert search(start, {"threads": 1}, lambda s: 300.0 if s["precision"] == "bfloat16" else 200.0) == {
+        "threads": 1,
+        "precision": "bfloat16",
+    }
+    assert search(start, {"threads": 1}, lambda s: 100.0 if s["precision"] == "bfloat16" else 200.0) == start
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_precisions_are_tried_where_there_is_a_choice(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    monkeypatch.setattr(ceilings, "computes_bfloat16", lambda device: fast)
+    tried: list[Mapping[str, Setting]] = []
+    config = replace(Config(env="gym:Acrobot-v1"), {"env.workers": 1, "env.envs_per_worker": 4})
+    tune(config, VECTOR, lambda settings: float(len(tried.append(settings) or settings)))
+    assert {s.get("precision") for s in tried} == ({"float32", "bfloat16"} if fast else {None})
+
+
+def test_rows_that_are_stepped_as_one_are_tuned_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CartPole's 512 rows an environment: more of them are found faster, and the size of the batch goes with them."""
+    config, made = Config(env="gym:CartPole-v1"), list[Config]()
+
+    def train_for(config: Config, folder: Path, seconds: float) -> dict[str, Any]:
+        made.append(config)
+        return {"steps_per_s": float(min(config.env.vector_rows, 4 * VECTOR_ROWS))}
+
+    monkeypatch.setattr(ceilings, "train_for", train_for)
+    spec = ceilings._look_at(config)
+    assert spec.rows_per_env == VECTOR_ROWS
+    found = tune(config, spec, Trials(config, spec, Path(), 1e9, lambda _: None))
+    assert "env.envs_per_worker" not in found
+    assert found["env.vector_rows"] == 4 * VECTOR_ROWS
+    assert all(c.env.vector_rows for c in made)
+    assert made[0].num_envs == 2
+    assert made[0].learner.batch_unrolls == 2 * VECTOR_ROWS
+
+
 def test_the_search_believes_no_noise() -> None:
     """A little faster, and faster once only: neither is taken. Nor is anything once the time is over."""
     assert search(START, {}, lambda s: 100.0 + 2.0 * (s != START)) == START
-    asked: list[Mapping[str, int]] = []
+    asked: list[Mapping[str, Setting]] = []
 
-    def lucky(settings: Mapping[str, int]) -> float:
+    def lucky(settings: Mapping[str, Setting]) -> float:
         asked.append(settings)
         return 200.0 if asked.count(settings) == 1 and settings != START else 100.0
 

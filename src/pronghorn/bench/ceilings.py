@@ -7,6 +7,7 @@ writes what it found to a file.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -29,12 +30,12 @@ import torch
 
 from pronghorn.bench.stages import WARM_UP_SHARE, acting_rows, measure, started
 from pronghorn.config import Config, replace, walk
-from pronghorn.defaults import resolve
+from pronghorn.defaults import resolve, resolve_env
 from pronghorn.envs.registry import make_pool
 from pronghorn.errors import ConfigError, PronghornError, UsageError
 from pronghorn.evaluation.policy import spec_to_json
 from pronghorn.limits import require_threads
-from pronghorn.machine import available_cores, pick_device
+from pronghorn.machine import available_cores, computes_bfloat16, pick_device
 from pronghorn.settings_file import to_toml
 from pronghorn.training.checkpoint import write_atomically
 from pronghorn.training.metrics import limiting_stage, read_metrics
@@ -49,9 +50,11 @@ TRIAL_SHARE, MAX_TRIAL_S = 1 / 30, 15.0  # of the time for tuning, each trial me
 BETTER = 1.03  # a setting must be faster by this factor, twice, or noise would choose
 LONG_UPDATE_S = 0.05  # on one core, from which more threads are worth a try
 TUNED = ("threads", "env.envs_per_worker", "env.workers", "env.groups", "learner.batch_unrolls")
+PRECISIONS = ("float32", "bfloat16")
 
 Say = Callable[[str], None]
 Record = dict[str, Any]
+Setting = int | str
 
 
 def bench(
@@ -81,6 +84,7 @@ def bench(
         if out is not None:
             trials = Trials(config, spec, folder, 60.0 * (minutes or TUNING_MINUTES), say)
             config = replace(config, tune(config, spec, trials))
+            spec = _with_rows_of(config, spec)
             write_atomically(out, settings_text(config).encode())
             say(f"settings for pronghorn train --config: {out}")
             tuning = {"trials": trials.records, "out": str(out)}
@@ -96,6 +100,7 @@ def _require_new(out: Path) -> None:
 
 def _look_at(config: Config) -> EnvSpec:
     """What the environment looks like, from as few of them as there can be."""
+    config = resolve_env(config)  # before their number is given, which says something about rows as well
     few = {"env.workers": 1, "env.envs_per_worker": len(config.env_names), "env.groups": 1}
     with contextlib.closing(make_pool(replace(config, few), seed=config.seed, ordered=False)) as pool:
         return pool.spec
@@ -125,7 +130,7 @@ def _measure_all(config: Config, spec: EnvSpec, folder: Path, seconds: float, sa
         "machine": {
             "cores": len(cores),
             "device": device,
-            "precision": "float32",  # there is no other yet
+            "precision": config.precision,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "platform": platform.platform(),
@@ -295,14 +300,15 @@ class Trials:
         self._longest_s = 0.0
         self.records: list[Record] = []
 
-    def __call__(self, settings: Mapping[str, int]) -> float:
+    def __call__(self, settings: Mapping[str, Setting]) -> float:
         """Steps per second; 0 where the settings cannot be, and once there is no time for another trial."""
         began = time.monotonic()
         if self.records and began + self._longest_s > self._end_s:
             return 0.0
         record: Record = {"settings": dict(settings), "steps_per_s": 0.0}
         try:
-            resolved = resolve(replace(self.config, settings), self.spec)
+            config = replace(self.config, settings)
+            resolved = resolve(config, _with_rows_of(config, self.spec))
             trained = train_for(resolved, self.folder / f"trial{len(self.records)}", self.seconds)
             record["steps_per_s"] = trained["steps_per_s"]
         except PronghornError as error:
@@ -316,18 +322,25 @@ class Trials:
         return float(record["steps_per_s"])
 
 
-def tune(config: Config, spec: EnvSpec, trial: Callable[[Mapping[str, int]], float]) -> dict[str, int]:
-    """The settings of TUNED that `trial` finds fastest, searched from those that the config resolves to."""
+def tune(config: Config, spec: EnvSpec, trial: Callable[[Mapping[str, Setting]], float]) -> dict[str, Setting]:
+    """The settings of TUNED that `trial` finds fastest, searched from those that the config resolves to.
+
+    Rows that one environment steps as a whole are searched instead of a worker's environments, and the precision where
+    there is a choice: where the processor has no instructions for bfloat16 it is many times slower.
+    """
     chosen, cores = dict(walk(resolve(config, spec))), len(usable_cores())
+    names = [n.replace("envs_per_worker", "vector_rows") if chosen["env.vector_rows"] else n for n in TUNED]
     most = {"threads": max(cores, chosen["threads"]), "env.workers": 2 * cores, "env.groups": 4}
-    return search({name: chosen[name] for name in TUNED}, most, trial)
+    free = computes_bfloat16(config.device) and not config.deterministic
+    return search({n: chosen[n] for n in names + ["precision"] * free}, most, trial)
 
 
 def search(
-    start: Mapping[str, int], most: Mapping[str, int], trial: Callable[[Mapping[str, int]], float]
-) -> dict[str, int]:
+    start: Mapping[str, Setting], most: Mapping[str, int], trial: Callable[[Mapping[str, Setting]], float]
+) -> dict[str, Setting]:
     """Coordinate search: each setting in turn is doubled, or halved, as long as that is faster; until nothing is.
 
+    A precision is exchanged for the other one.
     most: upper limits.  trial: the speed with these settings, 0 if there is none.
     """
     best, best_speed = dict(start), (trial(start) + trial(start)) / 2.0
@@ -335,9 +348,9 @@ def search(
     tried, failed = [best], 0
     while failed < len(moves):
         name, factor = moves[0]
-        candidate = best | {name: int(factor * best[name])}
+        candidate = best | {name: _moved(best[name], factor, most.get(name, math.inf))}
         speed = 0.0
-        if 1 <= candidate[name] <= most.get(name, math.inf) and candidate not in tried:
+        if candidate not in tried:
             tried.append(candidate)
             speed = _speed_if_over(BETTER * best_speed, candidate, trial)
         if speed:
@@ -348,7 +361,22 @@ def search(
     return best
 
 
-def _speed_if_over(least: float, settings: Mapping[str, int], trial: Callable[[Mapping[str, int]], float]) -> float:
+def _moved(value: Setting, factor: float, most: float) -> Setting:
+    """The next value to try; the same where that is out of bounds, 1 and `most`."""
+    if isinstance(value, str):
+        return PRECISIONS[value == PRECISIONS[0]]
+    moved = int(factor * value)
+    return moved if 1 <= moved <= most else value
+
+
+def _with_rows_of(config: Config, spec: EnvSpec) -> EnvSpec:
+    """The spec of environments that step as many rows as a whole as the config says."""
+    return dataclasses.replace(spec, rows_per_env=config.env.vector_rows) if config.env.vector_rows else spec
+
+
+def _speed_if_over(
+    least: float, settings: Mapping[str, Setting], trial: Callable[[Mapping[str, Setting]], float]
+) -> float:
     """Mean speed of two trials that are both over `least`; 0 if one is not."""
     speeds: list[float] = []
     while len(speeds) < 2:
