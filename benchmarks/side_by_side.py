@@ -110,13 +110,13 @@ class Training:
         while not changes(curve()):
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"no batch was trained within {START_TIMEOUT_S:.0f} s:\n{''.join(self._tail)}")
-            self._wait(POLL_S)
+            self.check(POLL_S)
             self._seen |= self._family()
         steady_at_s = time.monotonic() + warmup_s
         while (left_s := steady_at_s + seconds - time.monotonic()) > -3 * seconds:
             if left_s <= 0 and len(steady_part(curve(), warmup_s)) >= NEEDED_CHANGES:
                 break
-            self._wait(min(MEMORY_EVERY_S, left_s) if left_s > 0 else POLL_S)
+            self.check(min(MEMORY_EVERY_S, left_s) if left_s > 0 else POLL_S)
             self._look_at_memory()
         return curve()
 
@@ -126,8 +126,8 @@ class Training:
         memory_bytes = sum(_pss_bytes(process.pid) for process in family)
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes)
 
-    def _wait(self, seconds: float) -> None:
-        """Raises RuntimeError if the process ends meanwhile."""
+    def check(self, seconds: float) -> None:
+        """Wait so long. Raises RuntimeError if the process ends meanwhile."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(seconds)
             self._reader.join(10)
