@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +69,42 @@ def test_a_save_that_was_killed_is_neither_loaded_nor_left(tmp_path: Path, monke
     assert c.load_latest(tmp_path).state["updates"] == 1
     save(tmp_path, 3)
     assert [p.name for p in tmp_path.glob(".*")] == []
+
+
+@pytest.mark.case("RES-03")
+def test_a_save_may_be_killed_before_any_of_its_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that replaces the only checkpoint: afterwards there is that one or the new one, whole."""
+    calls, dies_at = 0, 0
+
+    def killed_in_time(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def operation(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == dies_at:
+                if name == "rmtree":  # half of it is done
+                    next(Path(args[0]).iterdir()).unlink()
+                raise KeyboardInterrupt
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, name, operation)
+
+    for owner, name in ((c, "_write_durably"), (c, "_sync_directory"), (Path, "rename"), (c.shutil, "rmtree")):
+        killed_in_time(owner, name)
+    for dies_at in range(1, 100):  # read by the operations
+        directory, calls = tmp_path / str(dies_at), -100
+        save(directory, 1, keep=1)
+        calls = 0
+        with contextlib.suppress(KeyboardInterrupt):
+            save(directory, 1, keep=1)
+        died, calls = calls >= dies_at, -100
+        assert c.load_latest(directory).state["updates"] == 1
+        save(directory, 2, keep=1)
+        assert [p.name for p in directory.iterdir()] == [f"{2:012d}"]
+        if not died:
+            break
+    assert 8 < dies_at < 20
 
 
 @pytest.mark.case("RES-02")

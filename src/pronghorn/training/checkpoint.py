@@ -31,7 +31,7 @@ from torch import Tensor
 from pronghorn.errors import CheckpointError, RunDirError
 
 FORMAT = 3  # 2: PopArt's mean and deviation beside the sums they come from; 3: two groups of the optimiser
-_TEMPORARY = ".partial-"
+_TEMPORARY, _REPLACED = ".partial-", ".replaced-"
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 
 
@@ -115,31 +115,39 @@ def save(directory: Path, updates: int, weights: dict[str, Tensor], optimizer: d
 def _write_checkpoint(directory: Path, name: str, files: dict[str, bytes], keep: int) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     remove_partial(directory)
-    final, partial = directory / name, directory / f"{_TEMPORARY}{name}"
+    final, partial, replaced = (directory / f"{prefix}{name}" for prefix in ("", _TEMPORARY, _REPLACED))
     partial.mkdir()
     for file, data in files.items():
         _write_durably(partial / file, data)
     _sync_directory(partial)
-    if final.exists():  # saved at this update already: the same state, replaced as a whole
-        shutil.rmtree(final)
+    if final.exists():  # saved at this update already; it counts until the new one has its name
+        final.rename(replaced)
     partial.rename(final)
     _sync_directory(directory)
-    for old in list_checkpoints(directory)[:-keep]:
+    for old in (*replaced.parent.glob(replaced.name), *list_checkpoints(directory)[:-keep]):
         shutil.rmtree(old)
     return final
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
+    """Complete checkpoints, oldest first. One that was being replaced is there as long as its successor is not."""
     if not directory.is_dir():
         return []
-    return sorted(p for p in directory.iterdir() if p.name.isdigit() and (p / _STATE).is_file())
+    named = {p.name: p for p in directory.iterdir() if (p / _STATE).is_file()}
+    replaced = {n.removeprefix(_REPLACED): p for n, p in named.items() if n.startswith(_REPLACED)}
+    return [path for name, path in sorted((replaced | named).items()) if name.isdigit()]
 
 
 def remove_partial(directory: Path) -> None:
-    """Remove what a killed save left behind."""
+    """Remove what a killed save left behind, and give what it was replacing its name again."""
     for stray in directory.glob(_TEMPORARY + "*"):
         shutil.rmtree(stray, ignore_errors=True)
+    for replaced in directory.glob(_REPLACED + "*"):
+        final = directory / replaced.name.removeprefix(_REPLACED)
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(final)
 
 
 def load_latest(directory: Path, warn: Any = None) -> Checkpoint:
