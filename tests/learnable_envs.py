@@ -32,6 +32,18 @@ class Match(Env[Any, Any]):
         return np.array([self.bit, 1 - self.bit], np.float32)
 
 
+class Far(Match):
+    """The same, shown as 5,000 or 6,000: nothing can be made of that without observation statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def _observe(self) -> Any:
+        self.bit = int(self.np_random.integers(2))
+        return np.array([5000 + 1000 * self.bit], np.float32)
+
+
 class Picture(Match):
     """The same, shown as a small image whose left or right half is lit."""
 

@@ -493,6 +493,26 @@ def test_evaluation_beside_training_stops_the_run_at_the_return_asked_for(tmp_pa
     assert load(tmp_path, best=True).act([1.0, 0.0])[0] in (0, 1)
 
 
+@pytest.mark.case("RES-13")
+def test_the_best_policy_keeps_its_observation_statistics(tmp_path: Path) -> None:
+    limits = {"eval.until_return": 7.5, "eval.episodes": 20, "steps": 200_000}
+    assert train(config(tmp_path, "Far", **limits)).reason == "return"
+    best = load(tmp_path, best=True)
+    argv = [sys.executable, "-m", "pronghorn", "eval", str(tmp_path), "--best", "--deterministic", "--json"]
+    elsewhere = subprocess.run([*argv, "--episodes", "20"], capture_output=True, text=True, check=True, timeout=60)
+    found = json.loads(elsewhere.stdout)
+    assert found["mean"] >= 7.5
+    here = evaluate(best, best.config, episodes=20, seed=0, deterministic=True)
+    assert here is not None
+    assert found["returns"] == here.returns
+    state = best.model.state_dict()
+    assert state["vector.norm.mean"].item() == pytest.approx(5500.0, abs=100.0)
+    state["vector.norm.mean"].zero_()  # as if they had not been saved
+    without = evaluate(best, best.config, episodes=20, seed=0, deterministic=True)
+    assert without is not None
+    assert without.mean < 6.5
+
+
 def test_two_runs_never_write_one_directory(tmp_path: Path) -> None:
     process = start(tmp_path / "run")
     wait_for_steps(tmp_path / "run", 100, process)
