@@ -28,8 +28,10 @@ def wait_for_steps(run_dir: Path, steps: int, process: subprocess.Popen[str]) ->
     wait_for_metric(run_dir, "steps", steps, process)
 
 
-def wait_for_metric(run_dir: Path, name: str, value: float, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
+def wait_for_metric(
+    run_dir: Path, name: str, value: float, process: subprocess.Popen[str], timeout_s: float = 60.0
+) -> None:
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         lines = read_metrics(run_dir) if (run_dir / "metrics.jsonl").exists() else []
         if lines and lines[-1][name] >= value:

@@ -720,3 +720,24 @@ def test_a_keeper_that_died_is_replaced(start, caplog):
     play(pool, 2)
     assert "the keeper process ended" in caplog.text
     assert pool._keeper.process.poll() is None
+
+
+@pytest.mark.case("SHM-02")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of maps here")
+def test_maps_and_files_do_not_grow_with_environments_or_keys(start):
+    """One map and one socket a worker, whatever is in it: systems have limits of tens of thousands."""
+
+    def added(envs_per_worker: int, name: str) -> tuple[int, int]:
+        before = shared_maps(), len(os.listdir("/proc/self/fd"))
+        pool = start(toy(name), envs_per_worker=envs_per_worker)
+        receive(pool)
+        after = shared_maps(), len(os.listdir("/proc/self/fd"))
+        pool.close()
+        return after[0] - before[0], after[1] - before[1]
+
+    def shared_maps() -> int:
+        return sum("memfd" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    few = added(2, "Counter")
+    assert few[0] == 1
+    assert added(256, "Episodes") == few

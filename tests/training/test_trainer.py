@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -521,3 +522,24 @@ def test_two_runs_never_write_one_directory(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert os.path.exists(tmp_path / "run" / "config.toml")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.case("SHM-09")
+def test_memory_files_and_threads_stand_still_over_ten_thousand_updates(tmp_path: Path) -> None:
+    many = {"learner.minibatches": 8, "learner.epochs": 2, "log.every_s": 0.2}
+    process = start(tmp_path, "--log.live", "off", *flags_of(SMALL | many))
+    try:
+        watched = psutil.Process(process.pid)
+        seen = []
+        for updates in (3_000, 6_000, 10_000):
+            wait_for_metric(tmp_path, "updates", updates, process, timeout_s=500)
+            seen.append((watched.memory_info().rss / 2**20, watched.num_fds(), watched.num_threads()))
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    megabytes, files, threads = zip(*seen, strict=True)
+    assert megabytes[2] - megabytes[0] < 8.0, seen
+    assert files[0] == files[2], seen
+    assert threads[0] == threads[2], seen
