@@ -103,6 +103,8 @@ class ConvEncoder(nn.Module):
         """[N, *leaf.shape] -> [N, output_size]."""
         # a view: the memory of an HWC image is that of a channels-last NCHW one
         x = image.permute(0, 3, 1, 2) if self.channels_at_end else image  # [N, C, H, W]
+        # CHW is laid out so as long as it is bytes, or the convolutions do it in floats, forward and backward
+        x = x.contiguous(memory_format=torch.channels_last)
         x = x.to(_compute_dtype(self.first.weight))  # uint8 is exact in bfloat16
         first = self.first
         low, scale = self._input_map(x)

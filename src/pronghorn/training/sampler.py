@@ -300,6 +300,10 @@ class Sampler:
     # ------------------------------------------------------------ small parts
 
     def _write_obs(self, obs: dict[str, Tensor], at: NDArray[np.int64]) -> None:
+        if self.device.type == "cpu":
+            for name, leaf in obs.items():  # NumPy copies whole rows of bytes; index_copy_ takes 15 times as long
+                self.store.flat_obs[name].numpy()[at] = leaf.numpy()
+            return
         where = torch.from_numpy(at).to(self.device)
         for name, leaf in obs.items():
             self.store.flat_obs[name].index_copy_(0, where, leaf)
