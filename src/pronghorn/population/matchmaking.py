@@ -20,13 +20,14 @@ each seat of it is drawn anew from the whole pool after some matches, which leav
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pronghorn.errors import ConfigError, PopulationError
 from pronghorn.population.ratings import Outcome, match_results
@@ -155,9 +156,12 @@ class Matchmaker:
         """num_sides: of one environment; the rows of a team are one side. Raises ConfigError."""
         check_settings(settings, num_sides, num_members)
         self.settings, self.num_sides, self.num_members = settings, num_sides, num_members
-        self._pool: list[_Snapshot] = []  # in the order in which they came
+        self._pool: dict[Player, _Snapshot] = {}  # in the order in which they came
         self._last_added: dict[int, int] = {}  # member -> its steps
         self._matches: dict[Hashable, Match] = {}
+        self._members = [Player("member", str(i)) for i in range(num_members)]
+        self._scripts = [Player("script", name) for name in settings.scripts]
+        self._weights = [settings.self_weight, settings.member_weight, settings.snapshot_weight, settings.script_weight]
         # Each member has a line-up of its own, since its win rates are.
         self._seats = [[_Seat() for _ in range(settings.line_up)] for _ in range(num_members)]
         self._rng = np.random.default_rng(seed)
@@ -176,7 +180,7 @@ class Matchmaker:
             raise PopulationError(f"Environment {env} has no member to play for: name at least one learner.")
         learner = int(learners[int(self._rng.integers(len(learners)))])
         players = [self._opponent(learner) for _ in range(self.num_sides - 1)]
-        players.insert(int(self._rng.integers(self.num_sides)), Player("member", str(learner)))
+        players.insert(int(self._rng.integers(self.num_sides)), self._members[learner])
         self._matches[env] = Match(learner, tuple(players))
         return self._matches[env]
 
@@ -206,23 +210,25 @@ class Matchmaker:
         self._matches.pop(env, None)
 
     def _note(self, player: Player, opponent: Player, points: float) -> None:
-        snapshot = next((s for s in self._pool if s.player == opponent), None)
-        if player.learns and snapshot is not None:
-            snapshot.record(player.member, points, self.settings.win_rate_decay)
+        if player.learns and opponent in self._pool:  # a snapshot that was evicted meanwhile has no more use for it
+            self._pool[opponent].record(player.member, points, self.settings.win_rate_decay)
 
     def _opponent(self, learner: int) -> Player:
-        s = self.settings
-        kinds = ("self", "member", "snapshot", "script")
-        weights = np.array([s.self_weight, s.member_weight, s.snapshot_weight, s.script_weight])
-        kind = kinds[int(self._rng.choice(len(kinds), p=weights / weights.sum()))]
+        kind = ("self", "member", "snapshot", "script")[self._pick(self._weights)]
         if kind == "snapshot":
             return self._seated(learner)
         if kind == "script":
-            return Player("script", s.scripts[int(self._rng.integers(len(s.scripts)))])
+            return self._scripts[int(self._rng.integers(len(self._scripts)))]
         if kind == "member":
             other = int(self._rng.integers(self.num_members - 1))
-            return Player("member", str(other + (other >= learner)))
-        return Player("member", str(learner))
+            return self._members[other + (other >= learner)]
+        return self._members[learner]
+
+    def _pick(self, weights: Sequence[float]) -> int:
+        """An index with a chance in proportion to its weight."""
+        ends = list(itertools.accumulate(weights))
+        last = ends.index(ends[-1])  # that has a weight: rounding must not lead past it
+        return bisect.bisect_right(ends, self._rng.random() * ends[-1], hi=last)
 
     # ------------------------------------------------------------ line-up
 
@@ -238,25 +244,24 @@ class Matchmaker:
         """A snapshot out of the whole pool."""
         if not self._pool:
             raise PopulationError("The pool of snapshots is empty: add one of each member before the first match.")
-        weights = self.weights(learner)
-        return self._pool[int(self._rng.choice(len(weights), p=weights / weights.sum()))].player
+        return self.pool[self._pick(self.weights(learner))]
 
-    def weights(self, learner: int) -> NDArray[np.float64]:
+    def weights(self, learner: int) -> list[float]:
         """How likely each snapshot of the pool is to be drawn for a learner, in the order of the pool, unnormalised."""
         s, count = self.settings, len(self._pool)
         if s.sample == "recent":
-            return np.array([float(i >= count - s.recent) for i in range(count)])
+            return [float(i >= count - s.recent) for i in range(count)]
         if s.sample == "prioritized":
             # f(x) = (1 - x)^p
-            return np.array([(1.0 - snapshot.win_rate(learner)) ** s.power for snapshot in self._pool])
-        return np.ones(count)
+            return [float((1.0 - snapshot.win_rate(learner)) ** s.power) for snapshot in self._pool.values()]
+        return [1.0] * count
 
     # ------------------------------------------------------------ pool
 
     @property
     def pool(self) -> list[Player]:
         """The snapshots that matches are drawn from, in the order in which they came."""
-        return [snapshot.player for snapshot in self._pool]
+        return list(self._pool)
 
     def resident(self) -> set[Player]:
         """Snapshots whose weights are needed: those of the pool, and evicted ones in matches that have not ended."""
@@ -265,10 +270,9 @@ class Matchmaker:
 
     def win_rate(self, member: int, snapshot: Player) -> float:
         """Recent points per game of a member against a snapshot of the pool; 0.5 before the first."""
-        for s in self._pool:
-            if s.player == snapshot:
-                return s.win_rate(member)
-        raise PopulationError(f"{snapshot} is not in the pool: {', '.join(map(str, self.pool)) or 'empty'}.")
+        if snapshot not in self._pool:
+            raise PopulationError(f"{snapshot} is not in the pool: {', '.join(map(str, self.pool)) or 'empty'}.")
+        return self._pool[snapshot].win_rate(member)
 
     def snapshot_due(self, member: int, steps: int) -> bool:
         """Whether a member should be added to the pool: at first, after enough steps, or when it beats all of the pool.
@@ -280,7 +284,7 @@ class Matchmaker:
             return False
         if last is None or (s.add_every_steps and steps - last >= s.add_every_steps):
             return True
-        return s.add_win_rate > 0 and all(x.win_rate(member) >= s.add_win_rate for x in self._pool)
+        return s.add_win_rate > 0 and all(x.win_rate(member) >= s.add_win_rate for x in self._pool.values())
 
     def add_snapshot(self, member: int, steps: int) -> tuple[Player, Player | None]:
         """Add a member as it is now: (the snapshot, the one that made room or None).
@@ -291,20 +295,21 @@ class Matchmaker:
         if new.player in self.resident():
             raise PopulationError(f"{new.player} is in the pool already: a member is added once at a count of steps.")
         evicted = self._evict() if len(self._pool) == self.settings.size else None
-        self._pool.append(new)
+        self._pool[new.player] = new
         self._last_added[member] = steps
         return new.player, evicted
 
     def _evict(self) -> Player:
-        gone = 0 if self.settings.evict == "oldest" else _most_crowded(self._pool)
-        player = self._pool.pop(gone).player
+        pool = list(self._pool.values())
+        player = pool[0 if self.settings.evict == "oldest" else _most_crowded(pool)].player
+        del self._pool[player]
         for seat in (seat for seats in self._seats for seat in seats if seat.player == str(player)):
             seat.left = 0
         return player
 
     def overwrite(self, target: int, donor: int) -> None:
         """The target's policy is now the donor's, and so are its win rates."""
-        for snapshot in self._pool:
+        for snapshot in self._pool.values():
             snapshot.results.pop(str(target), None)
             if str(donor) in snapshot.results:
                 snapshot.results[str(target)] = list(snapshot.results[str(donor)])
@@ -320,7 +325,7 @@ class Matchmaker:
         """
         matches = [[env, match.learner, [str(p) for p in match.players]] for env, match in self._matches.items()]
         return {
-            "pool": [asdict(snapshot) for snapshot in self._pool],
+            "pool": [asdict(snapshot) for snapshot in self._pool.values()],
             "last_added": list(self._last_added.items()),
             "matches": matches,
             "seats": [[asdict(seat) for seat in seats] for seats in self._seats],
@@ -333,7 +338,8 @@ class Matchmaker:
         if before != (self.num_members, self.settings.line_up):
             rule = f"cannot change when a run is resumed (they were {before})"
             raise ConfigError("members, line_up", (self.num_members, self.settings.line_up), rule, "Start a new run.")
-        self._pool = [_Snapshot(**raw) for raw in saved["pool"]]
+        snapshots = [_Snapshot(**raw) for raw in saved["pool"]]
+        self._pool = {snapshot.player: snapshot for snapshot in snapshots}
         self._last_added = {int(member): int(steps) for member, steps in saved["last_added"]}
         self._matches = {
             env: Match(learner, tuple(map(Player.from_str, players))) for env, learner, players in saved["matches"]

@@ -39,7 +39,7 @@ REWARD = "reward."  # prefix of reward-shaping weights among the hyper-parameter
 REWARD_SPAN = 100.0  # a reward weight without a range of its own goes from its first value / 100 to it * 100
 ALL_PARTS = ("weights", "optimizer", "normalizers", "hyperparameters")
 
-# Neither source bounds its values; these ends are ours, and wide. A 0 stands for "off" in all of them.
+# Neither source bounds its values; these ends are ours, and wide.
 RANGES: Mapping[str, Range] = {
     "lr": Range(1e-7, 1e-1, start=(5e-6, 5e-3)),
     "gamma": Range(0.9, 0.99999, "complement"),

@@ -217,13 +217,15 @@ class Ratings:
             return {}
         place = {player: i for i, player in enumerate(self._parents)}
         parents = [None if parent is None else place[parent] for parent in self._parents.values()]
-        points = np.zeros((len(place), len(place)))  # [player, opponent] points that the player made
-        for pair in self.pairs():
-            i, j = place[pair.first], place[pair.second]
-            points[i, j], points[j, i] = pair.wins + 0.5 * pair.draws, pair.losses + 0.5 * pair.draws
-        elo, stderr = fit_elo(points, parents)
-        games = (points + points.T).sum(axis=1)
-        return {p: Rating(float(elo[i]), float(stderr[i]), round(games[i])) for p, i in place.items()}
+        met = self.pairs()
+        pairs = np.array([[place[pair.first], place[pair.second]] for pair in met], np.intp).reshape(-1, 2)
+        points = np.array([[p.wins + p.draws / 2, p.losses + p.draws / 2] for p in met]).reshape(-1, 2)
+        elo, stderr = fit_elo(pairs, points, parents)
+        games = dict.fromkeys(place, 0)
+        for pair in met:
+            games[pair.first] += pair.games
+            games[pair.second] += pair.games
+        return {p: Rating(float(elo[i]), float(stderr[i]), games[p]) for p, i in place.items()}
 
     def to_json(self) -> dict[str, Any]:
         """What `pronghorn match --json` prints: results of each pair, and ratings."""
@@ -266,34 +268,31 @@ class Ratings:
 
 
 def fit_elo(
-    points: NDArray[np.float64], parents: Sequence[int | None]
+    pairs: NDArray[np.intp], points: NDArray[np.float64], parents: Sequence[int | None]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Ratings and their standard errors [P] in Elo, by Newton's method on the log posterior, which is concave.
 
-    points: [P, P] points that a player made against an opponent (win 1, draw ½); n_ij = points_ij + points_ji games.
+    pairs: [M, 2] two players that met; points: [M, 2] what each made of their games (win 1, draw ½).
     parents: [P] the player that each goes on from, or None for a founding one.
 
-        log posterior(θ) = Σ_ij points_ij log σ(θ_i - θ_j) - ½ θᵀ Λ θ        θ: log odds around the anchor
+        log posterior(θ) = Σ_m points_m0 log σ(θ_i - θ_j) + points_m1 log σ(θ_j - θ_i) - ½ θᵀ Λ θ
+        θ: log odds around the anchor;  i, j: the two of pair m
 
     where Λ holds founders within FOUNDER_SD_ELO of the anchor and the others within LINK_SD_ELO of their parents. A
     draw counts as half a win and half a loss, as in Elo: points then scatter less than the model has it, so errors are
     too large rather than too small where draws are many.
     """
-    games, prior = points + points.T, _prior_precision(parents)
-    theta = np.zeros(len(points))
-    value, rises = _log_posterior(theta, points, prior), True
+    prior, theta = _prior_precision(parents), np.zeros(len(parents))
+    value, rises = _log_posterior(theta, pairs, points, prior), True
     while rises:  # strictly, so it ends; near the top each step squares the error
-        wins = 1.0 / (1.0 + np.exp(theta[None, :] - theta[:, None]))  # [P, P] expected score of the row's player
-        gradient = (points - games * wins).sum(axis=1) - prior @ theta
-        weights = games * wins * (1.0 - wins)
-        hessian = prior + np.diag(weights.sum(axis=1)) - weights
-        step = np.linalg.solve(hessian, gradient)
-        while (new := _log_posterior(theta + step, points, prior)) < value and np.abs(step).max() > 1e-9:
+        gradient, curvature = _slopes(theta, pairs, points, prior)
+        step = np.linalg.solve(curvature, gradient)
+        while (new := _log_posterior(theta + step, pairs, points, prior)) < value and np.abs(step).max() > 1e-9:
             step = step / 2.0  # far from the top a full step may overshoot
         rises = new > value
         if rises:
             theta, value = theta + step, new
-    covariance: NDArray[np.float64] = np.linalg.inv(hessian).astype(np.float64)
+    covariance: NDArray[np.float64] = np.linalg.inv(curvature).astype(np.float64)
     return ANCHOR_ELO + _ELO * theta, _ELO * _deviations(covariance, parents)
 
 
@@ -310,10 +309,29 @@ def _prior_precision(parents: Sequence[int | None]) -> NDArray[np.float64]:
     return precision
 
 
-def _log_posterior(theta: NDArray[np.float64], points: NDArray[np.float64], prior: NDArray[np.float64]) -> float:
+def _log_posterior(
+    theta: NDArray[np.float64], pairs: NDArray[np.intp], points: NDArray[np.float64], prior: NDArray[np.float64]
+) -> float:
     # log σ(x) = -log(1 + e^-x)
-    log_wins = -np.logaddexp(0.0, theta[None, :] - theta[:, None])
-    return float((points * log_wins).sum() - 0.5 * theta @ prior @ theta)
+    ahead = theta[pairs[:, 0]] - theta[pairs[:, 1]]  # [M]
+    log_scores = -points[:, 0] @ np.logaddexp(0.0, -ahead) - points[:, 1] @ np.logaddexp(0.0, ahead)
+    return float(log_scores - 0.5 * theta @ prior @ theta)
+
+
+def _slopes(
+    theta: NDArray[np.float64], pairs: NDArray[np.intp], points: NDArray[np.float64], prior: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Gradient [P] of the log posterior, and its curvature [P, P], the negative second derivative."""
+    first, second, games = pairs[:, 0], pairs[:, 1], points.sum(axis=1)
+    # E = σ(θ_i - θ_j);  ∂/∂θ_i = points_i - n E = -∂/∂θ_j;  -∂²/∂θ_i² = n E (1 - E) = ∂²/∂θ_i∂θ_j
+    expected = 1.0 / (1.0 + np.exp(theta[second] - theta[first]))  # [M]
+    surplus, weight = points[:, 0] - games * expected, games * expected * (1.0 - expected)
+    gradient, curvature = -prior @ theta, prior.copy()
+    for one, other, sign in ((first, second, 1.0), (second, first, -1.0)):
+        np.add.at(gradient, one, sign * surplus)
+        np.add.at(curvature, (one, one), weight)
+        np.add.at(curvature, (one, other), -weight)
+    return gradient, curvature
 
 
 def _deviations(covariance: NDArray[np.float64], parents: Sequence[int | None]) -> NDArray[np.float64]:
