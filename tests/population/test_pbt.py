@@ -426,6 +426,26 @@ def test_a_record_is_json_with_everything_that_was_decided() -> None:
     assert record["copied"] == list(ALL_PARTS)
 
 
+@pytest.mark.parametrize("selection", ["truncation", "rival"])
+def test_a_population_finds_the_learning_rate_that_fixed_ones_lack(selection: str) -> None:
+    """Each frame takes x to (1 - lr) x, from 1 towards 0, at a rate far too small: alone it would stay above 0.98."""
+    pbt = PBT(quick(members=6, selection=selection, gap_relative=0.0, mutation_rate=1.0, perturb=(1.5, 2.5),
+                    mutable=("lr",)), BASE | {"lr": 1e-5}, seed=0)  # fmt: skip
+    x, records = [1.0] * 6, [d.to_json() for d in pbt.start()]
+    for _ in range(30):
+        frames = 50 if pbt.round else 100
+        x = [value * (1 - pbt.hyper(i)["lr"]) ** frames for i, value in enumerate(x)]
+        decisions = run_round(pbt, [-value for value in x])
+        for d in sorted(decisions.values(), key=lambda d: d.objective):
+            x[d.member] = x[d.member if d.donor is None else d.donor]
+        records += [d.to_json() for d in decisions.values()]
+    assert (1 - 1e-5) ** (100 + 29 * 50) > 0.98
+    best = min(range(6), key=x.__getitem__)
+    assert x[best] < 0.5
+    rates = [span.hyper["lr"] for span in lineage(records, best)]
+    assert rates[-1] > 50 * rates[0]
+
+
 # ---------------------------------------------------------------- state
 
 
