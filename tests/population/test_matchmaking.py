@@ -30,7 +30,7 @@ def opponents(matchmaker: Matchmaker, matches: int) -> Counter[str]:
     """Who member 0 met, over matches one after the other, without results."""
     met: Counter[str] = Counter()
     for _ in range(matches):
-        players = list(matchmaker.assign("env").players)
+        players = list(matchmaker.assign("env", at_hand=range(matchmaker.num_members)).players)
         players.remove(MEMBER_0)
         met.update(map(str, players))
         matchmaker.abandon("env")
@@ -121,8 +121,27 @@ def test_outcomes_are_one_for_each_side() -> None:
         matchmaker.finish("env", ["win", "loss", "loss"])
 
 
-def test_members_and_snapshots_and_scripts_know_who_learns() -> None:
-    assert [Player(kind, "0").learns for kind in ("member", "snapshot", "script")] == [True, False, False]
+def test_members_that_train_learn_and_resting_members_snapshots_and_scripts_only_play() -> None:
+    matchmaker = maker(num_members=4, num_sides=5, snapshots=1, self_weight=1, member_weight=1, snapshot_weight=1,
+                       script_weight=1, scripts=("bot",))  # fmt: skip
+    learned: dict[str, set[bool]] = {}
+    for env in range(200):
+        match = matchmaker.assign(env, learners=[0, 2], at_hand=[0, 1, 2])
+        assert match.learns[match.players.index(Player("member", str(match.learner)))]
+        for player, learns in zip(match.players, match.learns, strict=True):
+            learned.setdefault(str(player), set()).add(learns)
+    assert learned == {"member:0": {True}, "member:1": {False}, "member:2": {True}, "snapshot:0@1000": {False},
+                       "script:bot": {False}}  # fmt: skip
+
+
+def test_a_member_that_is_to_meet_another_needs_one_at_hand() -> None:
+    matchmaker = maker(num_members=2, self_weight=0, snapshot_weight=0, member_weight=1)
+    with pytest.raises(PopulationError, match="Member 1 is to meet another, and none is at hand"):
+        matchmaker.assign("env", learners=[1])
+    assert sorted(map(str, matchmaker.assign("env", [1], at_hand=[0, 1]).players)) == ["member:0", "member:1"]
+
+
+def test_players_have_names() -> None:
     assert Player.from_str("snapshot:0@1000") == Player("snapshot", "0@1000")
     assert Player("member", "3").member == 3
     with pytest.raises(PopulationError, match="is a script, not a member"):

@@ -2,13 +2,14 @@
 
 A match is drawn when an episode begins and pinned until it ends. One side, drawn at random, is the learner's; each
 other side is played by the learner's own policy, by another member of the population, by a frozen snapshot out of a
-bounded pool, or by a script. Members act and learn; snapshots and scripts act and store nothing. Not for several
-threads at once. The trainer's part:
+bounded pool, or by a script. Members that train act and learn; others, snapshots and scripts act and store nothing. Not
+for several threads at once. The trainer's part:
 
     if matchmaker.snapshot_due(member, steps):                     # also before the first match
         snapshot, evicted = matchmaker.add_snapshot(member, steps)       # keep a frozen copy of the weights
         ratings.freeze(f"member:{member}", str(snapshot))
-    match = matchmaker.assign(env, learners=pbt.active(...))       # match.players[side] until the episode is over
+    match = matchmaker.assign(env, learners=pbt.active(...))       # match.players[side] until the episode is over,
+                                                                   # to be stored where match.learns[side]
     for first, second, outcome in matchmaker.finish(env, outcomes):      # what info["outcome"] declared for each side
         ratings.record(first, second, outcome)
     matchmaker.abandon(env)                                        # instead: the environment was lost or reset
@@ -44,7 +45,7 @@ class PoolSettings:
     """Weight of matches in which the opponent is the learner itself: both sides learn. The weights are shares of all
     opponents once divided by their sum. (0.8 and 0.2: OpenAI Five, Berner et al. 2019.)"""
     member_weight: float = 0.0
-    """Weight of the other members of the population, as they are at present: both sides learn."""
+    """Weight of the other members of the population, as they are at present: both sides learn, if both train now."""
     snapshot_weight: float = 0.2
     """Weight of frozen snapshots of the pool."""
     script_weight: float = 0.0
@@ -84,11 +85,6 @@ class Player:
     """Number of a member, "<member>@<steps>" of a snapshot, name of a script."""
 
     @property
-    def learns(self) -> bool:
-        """Whether what it does is stored and trained on."""
-        return self.kind == "member"
-
-    @property
     def member(self) -> int:
         """Number of a member."""
         if self.kind != "member":
@@ -116,6 +112,8 @@ class Match:
     """The member that it is played for."""
     players: tuple[Player, ...]
     """Of each side."""
+    learns: tuple[bool, ...]
+    """Whether what each side does is stored and trained on."""
 
 
 @dataclass
@@ -168,20 +166,24 @@ class Matchmaker:
 
     # ------------------------------------------------------------ matches
 
-    def assign(self, env: Hashable, learners: Sequence[int] = (0,)) -> Match:
+    def assign(self, env: Hashable, learners: Sequence[int] = (0,), at_hand: Sequence[int] | None = None) -> Match:
         """Draw who plays the episode that begins in an environment, for one of the learners.
 
         env: whatever names the environment (an int or a string where the state is to be saved).
-        Raises PopulationError: its last match has not ended, or the pool is still empty and is to be drawn from.
+        learners: the members that train now. at_hand: those that can be met, which may rest and then store nothing
+        (they keep their weights loaded until another needs the slot); None: the learners.
+        Raises PopulationError: its last match has not ended, or nobody is there of the kind that was drawn.
         """
         if env in self._matches:
             raise PopulationError(f"Environment {env} plays a match already, pinned until its episode ends.")
         if not learners:
             raise PopulationError(f"Environment {env} has no member to play for: name at least one learner.")
         learner = int(learners[int(self._rng.integers(len(learners)))])
-        players = [self._opponent(learner) for _ in range(self.num_sides - 1)]
+        others = [i for i in (learners if at_hand is None else at_hand) if i != learner]
+        players = [self._opponent(learner, others) for _ in range(self.num_sides - 1)]
         players.insert(int(self._rng.integers(self.num_sides)), self._members[learner])
-        self._matches[env] = Match(learner, tuple(players))
+        learns = tuple(player.kind == "member" and player.member in learners for player in players)
+        self._matches[env] = Match(learner, tuple(players), learns)
         return self._matches[env]
 
     def match(self, env: Hashable) -> Match:
@@ -210,18 +212,19 @@ class Matchmaker:
         self._matches.pop(env, None)
 
     def _note(self, player: Player, opponent: Player, points: float) -> None:
-        if player.learns and opponent in self._pool:  # a snapshot that was evicted meanwhile has no more use for it
+        if player.kind == "member" and opponent in self._pool:  # else it was evicted in the meantime
             self._pool[opponent].record(player.member, points, self.settings.win_rate_decay)
 
-    def _opponent(self, learner: int) -> Player:
+    def _opponent(self, learner: int, others: Sequence[int]) -> Player:
         kind = ("self", "member", "snapshot", "script")[self._pick(self._weights)]
         if kind == "snapshot":
             return self._seated(learner)
         if kind == "script":
             return self._scripts[int(self._rng.integers(len(self._scripts)))]
         if kind == "member":
-            other = int(self._rng.integers(self.num_members - 1))
-            return self._members[other + (other >= learner)]
+            if not others:
+                raise PopulationError(f"Member {learner} is to meet another, and none is at hand: keep two loaded.")
+            return self._members[others[int(self._rng.integers(len(others)))]]
         return self._members[learner]
 
     def _pick(self, weights: Sequence[float]) -> int:
@@ -323,7 +326,7 @@ class Matchmaker:
 
         Where environments begin anew at a save, abandon their matches first.
         """
-        matches = [[env, match.learner, [str(p) for p in match.players]] for env, match in self._matches.items()]
+        matches = [[env, m.learner, [str(p) for p in m.players], list(m.learns)] for env, m in self._matches.items()]
         return {
             "pool": [asdict(snapshot) for snapshot in self._pool.values()],
             "last_added": list(self._last_added.items()),
@@ -342,7 +345,8 @@ class Matchmaker:
         self._pool = {snapshot.player: snapshot for snapshot in snapshots}
         self._last_added = {int(member): int(steps) for member, steps in saved["last_added"]}
         self._matches = {
-            env: Match(learner, tuple(map(Player.from_str, players))) for env, learner, players in saved["matches"]
+            env: Match(learner, tuple(map(Player.from_str, players)), tuple(learns))
+            for env, learner, players, learns in saved["matches"]
         }
         self._seats = [[_Seat(**raw) for raw in seats] for seats in saved["seats"]]
         self._rng.bit_generator.state = saved["generator"]

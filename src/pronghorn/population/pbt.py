@@ -459,10 +459,13 @@ def _range_of(name: str, value: float, given: Mapping[str, Range]) -> Range:
     return Range(low, high)
 
 
-def check_layout(s: PBTSettings, *, num_envs: int, lr_schedule: str, has_matches: bool) -> None:
+def check_layout(
+    s: PBTSettings, *, num_envs: int, lr_schedule: str, has_matches: bool, member_weight: float = 0.0
+) -> None:
     """Rules between the population and the rest of a run, before it starts. Raises ConfigError.
 
     num_envs: environments of the whole run. has_matches: whether members meet opponents with a declared outcome.
+    member_weight: how often these are other members (`pronghorn.population.matchmaking:PoolSettings`).
     """
     if num_envs < s.num_slots:
         rule = f"is too few for {s.num_slots} members that train at once: each needs one, on whatever workers they are"
@@ -471,6 +474,9 @@ def check_layout(s: PBTSettings, *, num_envs: int, lr_schedule: str, has_matches
     if lr_schedule != "constant" and any(fnmatchcase("lr", pattern) for pattern in s.mutable):
         rule = "would overwrite the learning rates that the population chooses"
         raise ConfigError("learner.lr_schedule", lr_schedule, rule, "Set it to constant, or take lr out of mutable.")
+    if member_weight and s.num_slots < 2:
+        rule = "leaves one member loaded at a time, which cannot meet another (selfplay.member_weight > 0)"
+        raise ConfigError("population.slots", s.slots, rule, "Raise it, or set selfplay.member_weight to 0.")
     if s.objective in ("win_rate", "rating") and not has_matches:
         rule = "needs matches with a declared outcome between two sides"
         raise ConfigError("population.objective", s.objective, rule, "Use return, or an environment of several rows.")
