@@ -311,6 +311,20 @@ def test_two_hundred_snapshots_need_the_memory_of_the_pool_and_of_what_is_in_pla
     assert len(json.dumps(matchmaker.state())) < 20_000
 
 
+def test_a_match_whose_policy_was_overwritten_in_the_middle_says_nothing() -> None:
+    matchmaker = maker(num_members=2, snapshots=1, **SNAPSHOTS_ONLY)
+    for env, member in (("of 0", 0), ("of 1", 1)):
+        matchmaker.assign(env, [member])
+    matchmaker.overwrite(1, 0)
+    other = maker(num_members=2, **SNAPSHOTS_ONLY)
+    other.load_state(json.loads(json.dumps(matchmaker.state())))
+    assert matchmaker.finish("of 1", ["win", "loss"]) == other.finish("of 1", ["win", "loss"]) == []
+    assert matchmaker.win_rate(1, matchmaker.pool[0]) == 0.5
+    assert len(matchmaker.finish("of 0", ["win", "loss"])) == 1
+    matchmaker.assign("of 1", [1])
+    assert len(matchmaker.finish("of 1", ["win", "loss"])) == 1
+
+
 def test_a_copied_policy_inherits_the_donors_win_rates() -> None:
     matchmaker = maker(num_members=2, snapshots=1, **SNAPSHOTS_ONLY)
     play(matchmaker, "snapshot:0@1000", 0, 3)
@@ -375,7 +389,7 @@ def test_a_smaller_pool_after_a_resume_evicts_and_another_population_is_refused(
         ({"line_up": 0}, 2, "at least 1"),
         ({"add_every_steps": 0}, 2, "say when snapshots are added"),
         ({"add_win_rate": 1.0}, 2, "say when snapshots are added"),
-        ({"power": -1.0}, 2, "finite number"),
+        ({"power": -1.0}, 2, r"lie in \[0, 20\]"),
         ({"win_rate_decay": 0.0}, 2, r"lie in \(0, 1\]"),
     ],
 )

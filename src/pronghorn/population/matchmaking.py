@@ -25,7 +25,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -114,6 +114,8 @@ class Match:
     """Of each side."""
     learns: tuple[bool, ...]
     """Whether what each side does is stored and trained on."""
+    counts: bool = True
+    """Whether its result will count: not if a policy in it was overwritten since it began."""
 
 
 @dataclass
@@ -195,12 +197,15 @@ class Matchmaker:
     def finish(self, env: Hashable, outcomes: Sequence[Outcome | None]) -> list[tuple[str, str, Outcome]]:
         """The episode is over. outcomes: what was declared for each side (`pronghorn.population.ratings:declared`).
 
-        Returns (player, other player, result seen by the first), the lower side first, of what the match says.
+        Returns (player, other player, result seen by the first), the lower side first, of what the match says: nothing
+        if it does not count.
         """
         match = self.match(env)
         if len(outcomes) != len(match.players):
             raise PopulationError(f"Environment {env} has {len(match.players)} sides and {len(outcomes)} outcomes.")
         del self._matches[env]
+        if not match.counts:
+            return []
         games = [(match.players[i], match.players[j], result) for i, j, result in match_results(outcomes)]
         for first, second, result in games:
             self._note(first, second, _SCORES[result])
@@ -311,7 +316,10 @@ class Matchmaker:
         return player
 
     def overwrite(self, target: int, donor: int) -> None:
-        """The target's policy is now the donor's, and so are its win rates."""
+        """The target's policy is now the donor's, and so are its win rates; its matches in progress do not count."""
+        for env, match in self._matches.items():
+            if self._members[target] in match.players:
+                self._matches[env] = replace(match, counts=False)
         for snapshot in self._pool.values():
             snapshot.results.pop(str(target), None)
             if str(donor) in snapshot.results:
@@ -326,7 +334,9 @@ class Matchmaker:
 
         Where environments begin anew at a save, abandon their matches first.
         """
-        matches = [[env, m.learner, [str(p) for p in m.players], list(m.learns)] for env, m in self._matches.items()]
+        matches = [
+            [env, m.learner, [str(p) for p in m.players], list(m.learns), m.counts] for env, m in self._matches.items()
+        ]
         return {
             "pool": [asdict(snapshot) for snapshot in self._pool.values()],
             "last_added": list(self._last_added.items()),
@@ -345,8 +355,8 @@ class Matchmaker:
         self._pool = {snapshot.player: snapshot for snapshot in snapshots}
         self._last_added = {int(member): int(steps) for member, steps in saved["last_added"]}
         self._matches = {
-            env: Match(learner, tuple(map(Player.from_str, players)), tuple(learns))
-            for env, learner, players, learns in saved["matches"]
+            env: Match(learner, tuple(map(Player.from_str, players)), tuple(learns), counts)
+            for env, learner, players, learns, counts in saved["matches"]
         }
         self._seats = [[_Seat(**raw) for raw in seats] for seats in saved["seats"]]
         self._rng.bit_generator.state = saved["generator"]
@@ -379,8 +389,8 @@ def check_settings(s: PoolSettings, num_sides: int, num_members: int) -> None:
         rule = "must say when snapshots are added: add_every_steps ≥ 0 and add_win_rate in [0, 1), not both 0"
         raise ConfigError("selfplay.add_every_steps, add_win_rate", (s.add_every_steps, s.add_win_rate), rule,
                           "Try 1000000 and 0.")  # fmt: skip
-    if not (s.power >= 0.0 and math.isfinite(s.power)):
-        raise ConfigError("selfplay.power", s.power, "must be a finite number from 0 on", "Try 2.")
+    if not 0.0 <= s.power <= 20.0:
+        raise ConfigError("selfplay.power", s.power, "must lie in [0, 20]: more would round weights to 0", "Try 2.")
     if not 0.0 < s.win_rate_decay <= 1.0:
         raise ConfigError("selfplay.win_rate_decay", s.win_rate_decay, "must lie in (0, 1]", "Try 0.99.")
 

@@ -179,8 +179,7 @@ class _Member:
     frames: int = 0
     episodes: int = 0
     episodes_before: int = 0  # at the last comparison
-    arrived_frames: int | None = None  # frames at which it reached the end of the round; None: not yet
-    objective: float | None = None  # at that moment
+    objective: float | None = None  # when it reached the end of the round; None: it has not yet
     is_late: bool = False  # had the frames of the round, but not its episodes
 
 
@@ -218,7 +217,7 @@ class PBT:
         training: those that do at present. They keep their slot until they have arrived, so that a member changes
         places with another once a round at most; free slots go to those that are furthest behind.
         """
-        waiting = [i for i, m in enumerate(self._members) if m.arrived_frames is None]
+        waiting = [i for i, m in enumerate(self._members) if m.objective is None]
         waiting.sort(key=lambda i: (i not in training, self._members[i].frames, i))
         return sorted(waiting[: self.settings.num_slots])
 
@@ -232,27 +231,25 @@ class PBT:
         m = self._member(member)
         _check_report(member, m, frames, episodes, objective)
         m.frames, m.episodes = frames, episodes
-        if m.arrived_frames is None and frames >= self.round_frames:
+        if m.objective is None and frames >= self.round_frames:
             self._arrive(m, objective)
-        if any(other.arrived_frames is None for other in self._members):
-            return []
-        return self._end_round()
+        objectives = [other.objective for other in self._members if other.objective is not None]
+        return self._end_round(objectives) if len(objectives) == len(self._members) else []
 
     def _arrive(self, m: _Member, objective: float | None) -> None:
         if objective is None or m.episodes - m.episodes_before < self.settings.period_episodes:
             m.is_late = True
             return
-        m.arrived_frames, m.objective = m.frames, objective
+        m.objective = objective
         if m.is_late and m.frames > self.round_frames:
             # Its episodes took it past the end of the round: the others go on to the same frames.
             m.is_late, self.round_frames = False, m.frames
             for other in self._members:
-                if other.arrived_frames is not None and other.frames < m.frames:
-                    other.arrived_frames = other.objective = None
+                if other.frames < m.frames:
+                    other.objective = None
 
-    def _end_round(self) -> list[Decision]:
+    def _end_round(self, objectives: Sequence[float]) -> list[Decision]:
         self.round += 1
-        objectives = [float(m.objective) for m in self._members if m.objective is not None]
         donors, untouched = select(objectives, self.settings, self._rng)
         before = [m.hyper for m in self._members]
         # Worst first: every donor is better than what it overwrites, so it is still itself when its turn comes.
@@ -271,7 +268,7 @@ class PBT:
         else:
             self.round_frames = most
         for m in self._members:
-            m.episodes_before, m.arrived_frames, m.objective, m.is_late = m.episodes, None, None, False
+            m.episodes_before, m.objective, m.is_late = m.episodes, None, False
 
     # ------------------------------------------------------------ decisions
 
