@@ -334,6 +334,25 @@ def test_a_copied_policy_inherits_the_donors_win_rates() -> None:
     assert matchmaker.win_rate(1, frozen) == matchmaker.win_rate(0, frozen) < 0.2
     play(matchmaker, "snapshot:0@1000", 5, 0)
     assert matchmaker.win_rate(1, frozen) < matchmaker.win_rate(0, frozen)  # two records from here on
+
+
+def test_after_a_copy_the_line_up_is_drawn_by_the_new_win_rates() -> None:
+    """Member 1 would meet the first snapshot for a million matches; member 0 beats that one and loses to the second."""
+    matchmaker = maker(num_members=2, snapshots=1, sample="prioritized", power=20, line_up=1, seat_matches=10**6,
+                       **SNAPSHOTS_ONLY)  # fmt: skip
+    first, met = matchmaker.pool[0], []
+    for _ in range(2):
+        met.append(matchmaker.assign("env", [1]).players)
+        matchmaker.abandon("env")
+        play(matchmaker, str(first), 20, 0)
+        matchmaker.add_snapshot(0, 2000 + len(met))
+        matchmaker.overwrite(1, 0)
+    assert first in met[0]
+    assert first not in met[1]
+
+
+def test_a_win_rate_is_known_of_snapshots_in_the_pool_only() -> None:
+    matchmaker = maker(snapshots=1)
     with pytest.raises(PopulationError, match="snapshot:0@7 is not in the pool"):
         matchmaker.win_rate(0, Player("snapshot", "0@7"))
 

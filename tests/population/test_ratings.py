@@ -19,6 +19,7 @@ from pronghorn.population.ratings import (
     FOUNDER_SD_ELO,
     LINK_SD_ELO,
     Ratings,
+    climb,
     declared,
     expected_score,
     fit_elo,
@@ -155,6 +156,13 @@ def test_ratings_are_the_top_of_the_slow_definition() -> None:
     pairs = np.array(list(combinations(range(5), 2)))
     elo, _ = fit_elo(pairs, np.array([[table[i, j], table[j, i]] for i, j in pairs]), parents)
     np.testing.assert_allclose(elo, ANCHOR_ELO + UNIT_ELO * top.x, atol=1e-3)
+
+
+@pytest.mark.parametrize("start", [0.0, 2.0, 10.0, -30.0])
+def test_the_top_is_found_from_any_start(start: float) -> None:
+    """Where the score is nearly sure the slope is even: a full step from there would go a thousand units too far."""
+    pairs, points, prior = np.array([[0, 1]]), np.array([[500.0, 500.0]]), 0.1 * np.eye(2)
+    np.testing.assert_allclose(climb(np.array([start, -start]), pairs, points, prior), [0.0, 0.0], atol=1e-9)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd"), st.sampled_from(["win", "draw", "loss"])),

@@ -323,7 +323,7 @@ class Matchmaker:
         for snapshot in self._pool.values():
             snapshot.results.pop(str(target), None)
             if str(donor) in snapshot.results:
-                snapshot.results[str(target)] = list(snapshot.results[str(donor)])
+                snapshot.results[str(target)] = snapshot.results[str(donor)]  # `record` makes a new list
         for seat in self._seats[target]:
             seat.left = 0
 

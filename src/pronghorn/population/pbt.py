@@ -162,7 +162,7 @@ class Decision:
     donor_objective: float | None = None
     member_frames: int = 0
     donor_frames: int | None = None
-    """What the donor's weights have been trained on: the trainer can check that it copies just these."""
+    """The donor's count: the trainer can check that the policy which it copies is of that age."""
 
     def to_json(self) -> dict[str, Any]:
         """A line of population.jsonl."""

@@ -282,18 +282,26 @@ def fit_elo(
     draw counts as half a win and half a loss, as in Elo: points then scatter less than the model has it, so errors are
     too large rather than too small where draws are many.
     """
-    prior, theta = _prior_precision(parents), np.zeros(len(parents))
+    prior = _prior_precision(parents)
+    theta = climb(np.zeros(len(parents)), pairs, points, prior)
+    covariance: NDArray[np.float64] = np.linalg.inv(_slopes(theta, pairs, points, prior)[1]).astype(np.float64)
+    return ANCHOR_ELO + _ELO * theta, _ELO * _deviations(covariance, parents)
+
+
+def climb(
+    theta: NDArray[np.float64], pairs: NDArray[np.intp], points: NDArray[np.float64], prior: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The top of the log posterior (see `fit_elo`), from any start: theta [P], prior [P, P] precision."""
     value, rises = _log_posterior(theta, pairs, points, prior), True
     while rises:  # strictly, so it ends; near the top each step squares the error
         gradient, curvature = _slopes(theta, pairs, points, prior)
         step = np.linalg.solve(curvature, gradient)
         while (new := _log_posterior(theta + step, pairs, points, prior)) < value and np.abs(step).max() > 1e-9:
-            step = step / 2.0  # far from the top a full step may overshoot
+            step = step / 2.0  # far from the top, where it is flat, a full step goes too far
         rises = new > value
         if rises:
             theta, value = theta + step, new
-    covariance: NDArray[np.float64] = np.linalg.inv(curvature).astype(np.float64)
-    return ANCHOR_ELO + _ELO * theta, _ELO * _deviations(covariance, parents)
+    return theta
 
 
 def _prior_precision(parents: Sequence[int | None]) -> NDArray[np.float64]:
