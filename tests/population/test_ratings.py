@@ -235,8 +235,12 @@ def test_an_overwritten_player_starts_from_its_donor_and_its_old_games_stay_the_
     assert fitted["member:1"].games == 0
     assert ratings.players == ["member:0", "member:1#1", "member:1"]
     assert ratings.pair("member:0", "member:1#1").wins == 20
-    ratings.freeze("member:0", "snapshot:0@5")  # the donor's node, under its new name, is still the parent
-    assert ratings.fit()["member:1"].elo == pytest.approx(ratings.fit()["snapshot:0@5"].elo)
+    ratings.freeze("member:0", "snapshot:0@5")  # what the target goes on from is this, not what the donor becomes
+    for _ in range(50):
+        ratings.record("member:0", "script:bot", "loss")
+    later = ratings.fit()
+    assert later["member:1"].elo == pytest.approx(later["snapshot:0@5"].elo)
+    assert later["member:0"].elo < later["snapshot:0@5"].elo - 20
 
 
 def test_misuse_names_the_player() -> None:
