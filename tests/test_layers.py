@@ -17,7 +17,7 @@ LAYERS = [
     {"errors"},
     {"types", "machine"},
     {"config", "ops", "envworker"},
-    {"rules", "limits", "settings_file"},
+    {"rules", "limits", "settings_file", "population"},
     {"defaults", "flags"},
     {"models", "envs"},
     {
@@ -71,11 +71,24 @@ def test_ops_and_models_know_no_config_and_no_process() -> None:
         assert tops <= {"ops", "models", "types", "errors"}, path
 
 
-def test_at_most_52_source_files() -> None:
-    """50, and two: `bench` has two sides, what a measured process does, and what starts it and counts; and passes of a
-    network in pieces are neither its shape nor its losses.
+def test_a_population_knows_only_numbers() -> None:
+    """It decides, the trainer acts: no torch, no process, no thread, no file, no clock, no other generator."""
+    banned = {"torch", "os", "io", "sys", "time", "pathlib", "random", "threading", "subprocess", "multiprocessing"}
+    for path in (SRC / "population").glob("*.py"):
+        assert {i.split(".")[0] for i in imports_of(path)} <= {"population", "config", "types", "errors"}, path
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        assert not {name.split(".")[0] for name in names} & banned, path
+        assert not any(isinstance(node, ast.Name) and node.id == "open" for node in nodes), path
+
+
+def test_at_most_56_source_files() -> None:
+    """50, and six: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
+    network in pieces are neither its shape nor its losses; and a population is four questions that are asked apart: who
+    meets whom, who is stronger, who is copied, and how a hyper-parameter moves.
     """
-    assert len([f for f in FILES if f.name != "__init__.py"]) <= 52
+    assert len([f for f in FILES if f.name != "__init__.py"]) <= 56
 
 
 def test_importing_the_package_or_the_settings_imports_no_torch() -> None:

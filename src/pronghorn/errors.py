@@ -9,6 +9,7 @@
     │   ├── SpaceError          a space that is not supported, named by its path
     │   └── WorkerDied          a worker process ended; carries its signal or traceback
     ├── StoreError              a slot was used against its state: names slot, state and owner
+    ├── PopulationError         a match, a snapshot or a member was used against its state: names it and the state
     ├── RunDirError             the run directory holds a run already, is finished, or cannot be written
     └── CheckpointError         a checkpoint is missing, malformed, foreign or does not fit the model
 """
@@ -63,6 +64,10 @@ class WorkerDied(EnvError):
 
 class StoreError(PronghornError):
     """A slot was used against its state."""
+
+
+class PopulationError(PronghornError):
+    """A match, a snapshot or a member of a population was used against its state."""
 
 
 class RunDirError(UsageError):

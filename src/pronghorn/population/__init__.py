@@ -1,0 +1,1 @@
+"""Decisions about many policies: who plays whom, who is stronger, who is copied. Numbers in, decisions out."""
