@@ -335,7 +335,7 @@ class Worker:
         """Map the shared arrays and begin every row."""
         arrays = Arrays(mmap.mmap(self._memory_fd, config["size"]), config["arrays"])
         os.close(self._memory_fd)
-        kinds = [SingleRow if env.spec.get("rows_per_env", 1) == 1 else ManyRows for env in self._envs]
+        kinds = [ManyRows if many_rows.has_rows(env) else SingleRow for env in self._envs]
         places = zip(kinds, self._envs, config["rows"])
         rows: List[Any] = [kind(env, row, arrays, config["info"]) for kind, env, row in places]
         self._groups = [[(index, rows[index]) for index in group] for group in config["groups"]]
