@@ -10,7 +10,7 @@ from pettingzoo import AECEnv
 
 
 class Circle(AECEnv):
-    """Agents 'a', 'b', ... move in a circle. Observes [episode, moves so far, own number]; all end after `length` moves.
+    """Agents 'a', 'b', ... move in a circle and see [episode, moves so far, own number]. All end after `length` moves.
 
     gifts: {move: {agent: reward}}, moves counted from 1 and written as text, as are those of
     ends: {move: {agent: 'terminated' or 'truncated'}}, and comes_back: {move: agent}. infos: {agent: its last info}.

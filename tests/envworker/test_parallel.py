@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pronghorn.envworker.building import flat, make
+from pronghorn.envworker.building import make
 from pronghorn.envworker.many_rows import FIRST, INACTIVE, LAST, STEPPED
 from pronghorn.envworker.spaces import ContractBroken
 
@@ -13,7 +13,7 @@ TOYS = str(Path(__file__).parents[1] / "toy_envs.py")
 
 
 def squad(**options):
-    return make("call", f"{TOYS}:Squad", {}, options)
+    return make("call", f"{TOYS}:Squad", {}, {"pad_spaces": True, **options})
 
 
 def test_info_of_an_agents_last_step_comes_with_its_last_record():
@@ -43,7 +43,7 @@ NOTHING = np.zeros((3, 1), np.int64), np.zeros((3, 0), np.float32)
 
 
 def test_an_agent_that_ended_and_stays_in_the_list_is_an_error():
-    env = make("call", f"{TOYS}:Stays", {}, {})
+    env = make("call", f"{TOYS}:Stays", {}, {"pad_spaces": True})
     env.reset(0)
     env.step(*NOTHING)
     with pytest.raises(ContractBroken, match=r"Stays.step\(\) ended 'b' and left it in `agents`.* self.agents = \["):
@@ -52,7 +52,7 @@ def test_an_agent_that_ended_and_stays_in_the_list_is_an_error():
 
 def test_an_environment_whose_agents_all_ended_is_reset_even_if_they_stay_in_the_list():
     """As PettingZoo's Atari games do at their limit of cycles."""
-    stays, leaves = make("call", f"{TOYS}:Stays", {"at_the_end_only": True}, {}), squad()
+    stays, leaves = make("call", f"{TOYS}:Stays", {"at_the_end_only": True}, {"pad_spaces": True}), squad()
     for env in (stays, leaves):
         env.reset(0)
     for _ in range(12):
@@ -80,9 +80,3 @@ def test_pettingzoos_own_games_take_agents_that_end_out_of_the_list(game):
     assert ended >= 2 * env.count
 
 
-def test_agents_that_take_turns_are_refused_in_words():
-    class Turns:
-        possible_agents, agent_iter = ["a"], None
-
-    with pytest.raises(ContractBroken, match=r"mine takes turns .* give its parallel_env"):
-        flat(Turns(), "mine")

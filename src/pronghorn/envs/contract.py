@@ -20,7 +20,6 @@ from pronghorn.envs.process import typed_error
 from pronghorn.envs.registry import resolve
 from pronghorn.envworker import building, loading, spaces
 from pronghorn.envworker.many_rows import has_rows
-from pronghorn.envworker.turns import TurnsEnv
 from pronghorn.errors import EnvError, UsageError
 from pronghorn.types import Event
 
@@ -289,46 +288,42 @@ def _check_raw(env: Any, seed: int) -> list[str]:
     if raw is None or not hasattr(raw, "observation_space"):
         return []
     rule = "observation_space.contains() holds for what reset and step return"
-    for name, observed in _raw_observations(env, raw, seed):
-        for space, part in observed:
+    env.env, played = _Overheard(raw), _played(env)
+    for name, act in (("reset", played.reset), ("step", lambda seed: played.step(np.random.default_rng(seed)))):
+        act(seed)
+        for space, part in _observed(raw, env.env.returned[name]):
             if not space.contains(part):
                 seen = f"{name}() gave {_summary(part)}, the space is {space}"
                 raise _broken(rule, seen, "Mend the space or the observation.")
+    env.env = raw
     return [rule]
 
 
-def _raw_observations(env: Any, raw: Any, seed: int) -> Iterator[tuple[str, list[tuple[Any, Any]]]]:
-    """(method, [(space, observation)]) of a reset and of a step: whole, or of each agent, or of the one on turn."""
-    if isinstance(env, TurnsEnv):  # the raw environment returns nothing
-        played = _ManyRows(env)
-        played.reset(seed)
-        yield "reset", [(raw.observation_space(raw.agent_selection), raw.observe(raw.agent_selection))]
-        played.step(np.random.default_rng(seed))
-        yield "step", [(raw.observation_space(raw.agent_selection), raw.observe(raw.agent_selection))]
-        return
-    obs, _ = raw.reset(seed=seed)
-    yield "reset", _observed(raw, obs)
-    yield "step", _observed(raw, raw.step(_sample(raw, obs))[0])
+class _Overheard:
+    """A raw environment in the hands of its adapter; what its methods returned last can be looked at."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw, self.returned = raw, dict[str, Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+    def reset(self, **settings: Any) -> Any:
+        self.returned["reset"] = self.raw.reset(**settings)
+        return self.returned["reset"]
+
+    def step(self, actions: Any) -> Any:
+        self.returned["step"] = self.raw.step(actions)
+        return self.returned["step"]
 
 
-def _sample(raw: Any, obs: Any) -> Any:
+def _observed(raw: Any, returned: Any) -> list[tuple[Any, Any]]:
+    """(space, observation) of what was observed: whole, or of each agent, or in turns, of the one on turn."""
+    if returned is None:
+        return [(raw.observation_space(raw.agent_selection), raw.observe(raw.agent_selection))]
     if hasattr(raw, "possible_agents"):
-        return {agent: _sampled(raw.action_space(agent), obs.get(agent)) for agent in raw.agents}
-    return _sampled(raw.action_space, obs)
-
-
-def _sampled(space: Any, obs: Any) -> Any:
-    """A random action, one that the mask allows where there is a mask of one factor."""
-    if isinstance(obs, Mapping) and spaces.ACTION_MASK in obs and spaces.kind_of(space, ()) == "Discrete":
-        return space.sample(np.asarray(obs[spaces.ACTION_MASK]).astype(np.int8))
-    return space.sample()
-
-
-def _observed(raw: Any, obs: Any) -> list[tuple[Any, Any]]:
-    """(space, observation) of what was observed: whole, or of each agent."""
-    if hasattr(raw, "possible_agents"):
-        return [(raw.observation_space(agent), part) for agent, part in obs.items()]
-    return [(raw.observation_space, obs)]
+        return [(raw.observation_space(agent), part) for agent, part in returned[0].items()]
+    return [(raw.observation_space, returned[0])]
 
 
 def _summary(obs: Any) -> str:

@@ -67,7 +67,6 @@ class AgentsEnv(RowsEnv):
         """A record of each row that says nothing."""
         step = VectorStep.first(self._spaces.empty(), self.count)
         step.event[:] = INACTIVE
-        step.final_obs = self._spaces.empty()
         step.info = {name: np.full(self.count, np.nan) for name in self._info_names}
         return step
 
@@ -85,7 +84,10 @@ class AgentsEnv(RowsEnv):
             end = self._held.pop(row)
             step.event[row], step.episode_over[row] = LAST, True
             step.reward[row], step.terminated[row], step.truncated[row] = end.reward, end.terminated, end.truncated
-            _put(step.final_obs, row, end.leaves)
+            if end.truncated:
+                if step.final_obs is step.obs:  # as most steps have none
+                    step.final_obs = self._spaces.empty()
+                _put(step.final_obs, row, end.leaves)
             self._put_info(step, row, end.info)
             step.stats[row] = end.stats
 
@@ -106,7 +108,7 @@ class AgentsEnv(RowsEnv):
                 % (self.class_name, OUTCOME, self.agents[row], outcome)
             )
         stats = {str(key): float(value) for key, value in info.items() if is_number(value)}
-        self._held[row] = End(reward, terminated, truncated and not terminated, leaves, info, stats)
+        self._held[row] = End(reward, terminated, truncated and not terminated, leaves, dict(info), stats)
 
     def _put_info(self, step: VectorStep, row: int, info: Mapping[str, Any]) -> None:
         for name, column in step.info.items():

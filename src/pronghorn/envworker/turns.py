@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Optional, Set
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 import numpy as np
 
@@ -33,6 +33,8 @@ class TurnsEnv(AgentsEnv):
         super().__init__(env, **options)
         self._row_of = {agent: row for row, agent in enumerate(self.agents)}
         self._on_turn = 0  # the row that acts next
+        self._present: List[Any] = []  # agents that are there, in the environment's order
+        self._over: Set[Any] = set()  # those of them that have ended
         self._acted: Set[int] = set()  # rows that have acted in this episode and not ended
         self._ended: Set[int] = set()  # rows that have ended in this episode, and not begun anew
         self._own = np.zeros(self.count)  # what each agent got since its last turn, by the rewards of each move
@@ -46,9 +48,10 @@ class TurnsEnv(AgentsEnv):
 
     def step(self, discrete: Any, continuous: Any) -> VectorStep:
         row = self._on_turn
-        in_game = [r for r, agent in enumerate(self.agents) if agent in self.env.agents and not self._has_ended(agent)]
+        in_game = [agent for agent in self._present if agent not in self._over]
         self._acted.add(row)
         self.env.step(self._spaces.native_action(row, discrete[row], continuous[row]))
+        self._look()
         self._add_rewards(in_game)
         return self._until_a_turn()
 
@@ -62,13 +65,20 @@ class TurnsEnv(AgentsEnv):
         self._acted, self._ended = set(), set()
         for sums in (self._own, self._given, self._sums):
             sums[:] = 0.0
+        self._look()
+
+    def _look(self) -> None:
+        """See who is there. Once a move, as each attribute is looked for in every wrapper, which takes its time."""
+        terminated, truncated = self.env.terminations, self.env.truncations
+        self._present = list(self.env.agents)
+        self._over = {agent for agent in self._present if terminated[agent] or truncated[agent]}
 
     def _until_a_turn(self) -> VectorStep:
         """Go on until an agent may choose."""
         step, idle_episodes = self._nothing(), 0
         while True:
             self._require_turn_at_the_end()
-            if not self.env.agents:
+            if not self._present:
                 self._judge()
                 self._start(None)
                 idle_episodes += 1
@@ -77,7 +87,7 @@ class TurnsEnv(AgentsEnv):
                         "%s: %d episodes in a row ended before any agent got a turn" % (self.class_name, idle_episodes)
                     )
             agent = self._selected()
-            if not self._has_ended(agent):
+            if agent not in self._over:
                 self._take_turn(step, self._row_of[agent])
                 return step
             self._end(self._row_of[agent])
@@ -107,7 +117,8 @@ class TurnsEnv(AgentsEnv):
             self._acted.discard(row)
             self._ended.add(row)
         self.env.step(None)
-        if agent in self.env.agents:
+        self._look()
+        if agent in self._present:
             raise ContractBroken(
                 "%s.step(None) left '%s', which has ended, in `agents`; step() has to begin with: if "
                 "self.terminations[self.agent_selection] or self.truncations[self.agent_selection]: "
@@ -116,19 +127,16 @@ class TurnsEnv(AgentsEnv):
 
     def _selected(self) -> Any:
         agent = self.env.agent_selection
-        if agent not in self.env.agents or agent not in self._row_of:
+        if agent not in self._present or agent not in self._row_of:
             raise ContractBroken(
                 "%s.agent_selection is %r, and `agents` is %s; after each reset and step it has to name one of these"
-                % (self.class_name, agent, list(self.env.agents))
+                % (self.class_name, agent, self._present)
             )
         return agent
 
-    def _has_ended(self, agent: Any) -> bool:
-        return bool(self.env.terminations[agent] or self.env.truncations[agent])
-
     def _require_turn_at_the_end(self) -> None:
         for row in self._acted:
-            if self.agents[row] not in self.env.agents:
+            if self.agents[row] not in self._present:
                 raise ContractBroken(
                     "'%s' left the `agents` of %s without a turn at its end, so its last reward is unknown; set its "
                     "entry in `terminations` or `truncations`, and let _was_dead_step() take it out when it is selected"
@@ -137,15 +145,15 @@ class TurnsEnv(AgentsEnv):
 
     # ------------------------------------------------------------ rewards
 
-    def _add_rewards(self, in_game: Any) -> None:
-        """Add what the last move gave. in_game: rows of the agents that had not ended before it."""
-        own = {row: self._checked_reward(row, self.env.rewards.get(agent)) for row, agent in enumerate(self.agents)
-               if agent in self.env.agents}  # fmt: skip
+    def _add_rewards(self, in_game: Sequence[Any]) -> None:
+        """Add what the last move gave. in_game: agents that had not ended before it."""
+        rewards, rows = self.env.rewards, [self._row_of[agent] for agent in self._present]
+        own = {row: self._checked_reward(row, rewards.get(self.agents[row])) for row in rows}
         for row, reward in own.items():
             self._own[row] += reward
             self._sums[row] += reward
         if self._team != "none":
-            own = self._shared({row: own[row] for row in in_game if row in own})
+            own = self._shared({row: own[row] for row in map(self._row_of.__getitem__, in_game) if row in own})
         for row, reward in own.items():
             self._given[row] += reward
 
