@@ -297,6 +297,13 @@ def test_masks_of_absent_agents_are_not_asked_for(start):
     assert pool.restarts == 0
 
 
+@pytest.mark.parametrize("name", ["Alone", "one_row"])
+def test_one_row_of_an_environment_of_rows(start, name):
+    """A game for one agent, and a vector of one: what they say comes as a step of rows all the same."""
+    seen = play(start(toy(name)), 4)
+    assert [one[:3] for one in seen] == [(0, FIRST, 0), (0, STEP, 10), (0, STEP, 20), (0, STEP, 30)]
+
+
 @pytest.mark.case("MAS-13")
 def test_agents_that_cannot_share_a_policy_are_refused(start):
     with pytest.raises(EnvError, match=r"'a' and 'b' differ.* actions are Discrete\(3\) and Discrete\(4\).*pad-spaces"):
