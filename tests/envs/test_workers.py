@@ -279,6 +279,8 @@ def test_agents_that_end_at_different_times_have_trajectories_of_their_own(start
     assert [life[0][0][0] for life in found[2][:2]] == [10, 12]  # episodes 0 and 2, padded by 0
     assert found[2][1][4] == ([12, 14, 0, 0], 5.0, True, False, None)
     assert {(r["row"], r["length"], r["return"]) for r in records} == {(0, 5, 15.0), (1, 2, 3.0), (2, 5, 15.0)}
+    by_agent = [{key: x for key, x in r.items() if "/" in key} for r in records if r["row"] == 1]
+    assert by_agent == [{"return/b": 3.0, "length/b": 2}] * len(by_agent)
 
 
 @pytest.mark.case("MAS-04")

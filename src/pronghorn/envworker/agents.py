@@ -15,6 +15,7 @@ from .many_rows import FIRST, INACTIVE, LAST, STEPPED, RowsEnv, VectorStep, is_n
 from .spaces import ContractBroken
 
 TEAM_REWARDS = ("none", "sum", "mean")
+MAX_NAMED_AGENTS = 16  # up to here each has statistics of its own
 OUTCOME = "outcome"  # the info entry, and the entry of an episode's record, that say who won: 1, 0 (a draw) or -1
 
 
@@ -58,6 +59,8 @@ class AgentsEnv(RowsEnv):
         )
         self._held: Dict[int, End] = {}  # by row: ends that are not delivered yet
         self.spec = self._spec(self._spaces.observation, self._spaces.action, rows_wait=True)
+        if self.count <= MAX_NAMED_AGENTS:
+            self.spec["agents"] = [str(agent) for agent in self.agents]
 
     def _masks_in_infos(self) -> bool:
         """Whether action masks are read from the infos, and not from observations."""
