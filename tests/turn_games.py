@@ -16,6 +16,7 @@ class Circle(AECEnv):
     ends: {move: {agent: 'terminated' or 'truncated'}}, and comes_back: {move: agent}. infos: {agent: its last info}.
     padded: what agents that are gone get in `rewards` on every move, as some environments pad them.
     masks: 'obs' or 'info': move m allows only the action m % 3, and another is an error.
+    patient: agents that have ended leave when the circle comes to them, not at once.
     fault: of its own code, see `step`.
     """
 
@@ -31,12 +32,13 @@ class Circle(AECEnv):
         infos: Any = None,
         padded: float = 0.0,
         masks: str = "",
+        patient: bool = False,
         fault: str = "",
     ) -> None:
         self.possible_agents = list("abcdef")[:num_agents]
         self.length, self.gifts, self.ends = length, gifts or {}, ends or {}
         self.comes_back, self.last_infos, self.padded = comes_back or {}, infos or {}, padded
-        self.masks, self.fault = masks, fault
+        self.masks, self.patient, self.fault = masks, patient, fault
         self.episode = -2  # one reset is a look at the infos
 
     def observation_space(self, agent: str) -> Any:
@@ -60,7 +62,9 @@ class Circle(AECEnv):
         agent = self.agent_selection
         if self._over(agent):
             if self.fault != "stays":
+                following = self._next(agent)
                 self._was_dead_step(action)
+                self.agent_selection = following if self.patient else self.agent_selection
             return
         assert not self.masks or self._mask()[action], f"action {action} on move {self.move + 1}"
         self.move += 1
@@ -71,7 +75,8 @@ class Circle(AECEnv):
         self._accumulate_rewards()
         self._end_and_return()
         self.agent_selection = self._next(agent)
-        self._deads_step_first()
+        if not self.patient:
+            self._deads_step_first()
         self.rewards.update({gone: self.padded for gone in self.possible_agents if gone not in self.agents})
         if self.fault == "leaves" and self.move == 2:
             self.agents.remove("b")
@@ -105,9 +110,10 @@ class Circle(AECEnv):
         self.infos = {agent: {**self._info(), **self.last_infos.get(agent, {})} for agent in self.agents}
 
     def _next(self, agent: str) -> str:
-        """The next in the circle that has not ended; anyone if all have."""
+        """The next in the circle that is on turn; anyone if nobody is."""
         order = self.possible_agents[self.possible_agents.index(agent) + 1 :] + self.possible_agents
-        return next((one for one in order if one in self.agents and not self._over(one)), agent)
+        present = [one for one in order if one in self.agents and one != agent]
+        return next((one for one in present if self.patient or not self._over(one)), agent)
 
     def _over(self, agent: str) -> bool:
         return self.terminations[agent] or self.truncations[agent]

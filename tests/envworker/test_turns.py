@@ -275,6 +275,16 @@ def test_team_rewards(team, each):
     assert sum(step[2] for row in range(3) for step in lives[row][0][1:]) == 0
 
 
+@pytest.mark.parametrize(("team", "of_a", "of_c"), [("none", 3.0, 7.0), ("mean", 3.0, 0.0), ("sum", 6.0, 0.0)])
+def test_an_agent_that_has_ended_and_waits_to_leave_is_no_more_in_the_team(team, of_a, of_c):
+    """'c' ends with move 4, of 'a', and leaves after move 5, of 'b', on which all get something. Without a team it gets
+    what PettingZoo's last() says at its last turn."""
+    settings = {"ends": {"4": {"c": "terminated"}}, "gifts": {"5": {"a": 3, "b": 3, "c": 7}}, "patient": True}
+    lives, _ = played(flat(Circle(num_agents=3, length=9, **settings), options={"team_reward": team}), 30)
+    assert [step[2] for step in lives[0][0]] == [0, of_a, 0, 0]
+    assert [(int(step[0]["obs"][1]), step[2], step[3]) for step in lives[2][0]] == [(2, of_c, True)]
+
+
 def test_an_unknown_team_reward_is_refused():
     with pytest.raises(ContractBroken, match="team_reward = 'max': it is one of none, sum, mean"):
         flat(Circle(), options={"team_reward": "max"})
@@ -308,6 +318,22 @@ def test_without_a_declared_one_only_rewards_that_sum_to_zero_tell_who_won(gifts
     else:
         assert [numbers["outcome"] for _, numbers in stats] == [*outcomes, *outcomes]
         assert sum(numbers["outcome"] for _, numbers in stats) == 0
+
+
+@pytest.mark.case("MAS-19")
+def test_an_outcome_that_still_waits_is_not_that_of_the_game_after_it():
+    """'b' wins episode 0 and gets no turn in episode 1, which 'a' wins at once; it hears of both in episode 2."""
+
+    class Short(Circle):
+        def reset(self, seed=None, options=None):
+            super().reset(seed, options)
+            self.length = 1 if self.episode == 1 else 4
+            self.gifts = {"1": {"a": 1, "b": -1} if self.episode == 1 else {"a": -1, "b": 1}}
+
+    lives, stats = played(flat(Short()), 8)
+    assert stats == [(0, {"outcome": -1.0}), (0, {"outcome": 1.0}), (1, {"outcome": 1.0})]
+    assert [[step[2] for step in life] for life in lives[0][:2]] == [[-1, 0], [1]]
+    assert [step[2] for step in lives[1][0]] == [1, 0]  # the -1 of a game that it had no turn in belongs to no action
 
 
 def test_games_of_more_than_two_tell_no_outcome_of_their_own():
