@@ -72,7 +72,8 @@ class Circle(AECEnv):
         if self.fault != "counts twice":
             self._cumulative_rewards[agent] = 0.0
         self.rewards.update(self.gifts.get(str(self.move), {}))
-        self._accumulate_rewards()
+        if self.fault != "silent":
+            self._accumulate_rewards()
         self._end_and_return()
         self.agent_selection = self._next(agent)
         if not self.patient:
@@ -82,6 +83,9 @@ class Circle(AECEnv):
             self.agents.remove("b")
         if self.fault == "selects":
             self.agent_selection = "z"
+        if self.fault == "strangers":
+            self.agents.append("z")
+            self.terminations["z"] = self.truncations["z"] = False
 
     def observe(self, agent: str) -> Any:
         if agent not in self.agents:

@@ -255,3 +255,25 @@ def test_agents_that_act_at_once_declare_their_outcome_or_have_none():
         stats = [numbers for _ in range(15) for numbers in env.step(*zeros(env)).stats.values()]
         assert stats
         assert all(numbers == expected for numbers in stats)
+
+
+@pytest.mark.parametrize(
+    ("methods", "match"),
+    [
+        ({"observation_space": spaces.Discrete(2)}, "Mine has no method observation_space; docs/agents.md says"),
+        ({"step": None, "action_space": None}, "Mine has no method action_space nor step"),
+        ({"reset": lambda self, seed=None: {"a": 1, "b": 2}}, r"Mine.reset\(\) returned no tuple; 2 dict"),
+        ({"step": lambda self, actions: ({}, 0.0, False, {})}, r"Mine.step\(\) returned dict, float, bool, dict; 5"),
+        ({"step": lambda self, actions: ({}, {"a": 1}, {}, {}, {})}, r"the reward of 'b' is None"),
+    ],
+)
+def test_a_class_that_lacks_something_is_told_what(methods, match):
+    mine = type("Mine", (Mortals,), methods)
+
+    def play():
+        env = flat(mine())
+        env.reset(0)
+        env.step(*zeros(env))
+
+    with pytest.raises(ContractBroken, match=match):
+        play()

@@ -365,7 +365,9 @@ def test_an_outcome_that_is_none_is_an_error(outcome):
         ({"fault": "leaves"}, "'b' left the `agents` of Circle without a turn at its end"),
         ({"fault": "selects"}, r"Circle.agent_selection is 'z', and `agents` is \['a', 'b'\]"),
         ({"fault": "stays"}, r"Circle.step\(None\) left 'a', which has ended, in `agents`"),
-        ({"gifts": {"2": {"a": float("nan")}}}, "Circle: the reward of 'a' is nan"),
+        ({"fault": "strangers"}, "Circle: `agents` holds 'z', `possible_agents` does not"),
+        ({"gifts": {"2": {"a": float("nan")}}}, "Circle: the reward of 'a' is nan; each agent in the game needs a"),
+        ({"gifts": {"2": {"a": None}}, "fault": "silent"}, "Circle: the reward of 'a' is None"),
     ],
 )  # fmt: skip
 def test_faults_of_a_game_are_named(settings, match):

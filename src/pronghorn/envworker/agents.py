@@ -14,6 +14,7 @@ from .joint_spaces import JointSpaces
 from .many_rows import FIRST, INACTIVE, LAST, STEPPED, RowsEnv, VectorStep, is_number
 from .spaces import ContractBroken
 
+METHODS = ("observation_space", "action_space", "reset", "step")
 TEAM_REWARDS = ("none", "sum", "mean")
 MAX_NAMED_AGENTS = 16  # up to here each has statistics of its own
 OUTCOME = "outcome"  # the info entry, and the entry of an episode's record, that say who won: 1, 0 (a draw) or -1
@@ -51,6 +52,12 @@ class AgentsEnv(RowsEnv):
         """options: of RowsEnv."""
         self.agents = list(env.possible_agents)
         super().__init__(env, len(self.agents), **options)
+        missing = [name for name in METHODS if not callable(getattr(env, name, None))]
+        if missing:
+            raise ContractBroken(
+                "%s has no method %s; docs/agents.md says what a game of several agents needs"
+                % (self.class_name, " nor ".join(missing))
+            )
         if team_reward not in TEAM_REWARDS:
             raise ContractBroken("team_reward = %r: it is one of %s" % (team_reward, ", ".join(TEAM_REWARDS)))
         self._team = team_reward
@@ -124,12 +131,16 @@ class AgentsEnv(RowsEnv):
         total = sum(rewards.values())
         return dict.fromkeys(rewards, total / len(rewards) if self._team == "mean" else total)
 
-    def _checked_reward(self, row: int, reward: Any) -> float:
-        """As a float, 0 for None."""
-        value = float(reward or 0.0)
-        if not math.isfinite(value):
-            raise ContractBroken("%s: the reward of '%s' is %r" % (self.class_name, self.agents[row], value))
-        return value
+    def _reward(self, row: int, rewards: Mapping[Any, Any]) -> float:
+        """What one agent got, of the rewards of all."""
+        agent = self.agents[row]
+        reward = rewards.get(agent)
+        if reward is None or not math.isfinite(reward):
+            raise ContractBroken(
+                "%s: the reward of '%s' is %r; each agent in the game needs a finite number"
+                % (self.class_name, agent, reward)
+            )
+        return float(reward)
 
     def render(self) -> Any:
         """The picture of all agents together."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Sequence
+from collections.abc import Mapping
+from typing import Any, Dict, Optional, Sequence
 
 from .agents import AgentsEnv
 from .many_rows import INACTIVE, VectorStep
 from .spaces import ContractBroken
+
+RESET = ("observations", "infos")
+STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
 class ParallelEnv(AgentsEnv):
@@ -21,22 +25,32 @@ class ParallelEnv(AgentsEnv):
     def reset(self, seed: Optional[int] = None) -> VectorStep:
         self._held = {}
         step = self._nothing()
-        self._arrive(step, *self._raw_reset(seed))
+        self._arrive(step, *self._by_agent("reset", self._raw_reset(seed), RESET))
         return step
 
     def step(self, discrete: Any, continuous: Any) -> VectorStep:
         playing = [row for row, agent in enumerate(self.agents) if agent in self.env.agents]
         chosen = {self.agents[r]: self._spaces.native_action(r, discrete[r], continuous[r]) for r in playing}
-        obs, rewards, terminated, truncated, infos = self.env.step(chosen)
-        own = {row: self._checked_reward(row, rewards.get(self.agents[row])) for row in playing}
+        obs, rewards, terminated, truncated, infos = self._by_agent("step", self.env.step(chosen), STEP)
+        own = {row: self._reward(row, rewards) for row in playing}
         step = self._nothing()
         for row, reward in self._shared(own).items():
             parts = (obs, terminated, truncated, infos)
             self._read(step, row, reward, *[part.get(self.agents[row]) for part in parts])
         if self._is_over([agent for agent in chosen if terminated.get(agent) or truncated.get(agent)]):
-            obs, infos = self._raw_reset(None)
+            obs, infos = self._by_agent("reset", self._raw_reset(None), RESET)
         self._arrive(step, obs, infos)
         return step
+
+    def _by_agent(self, method: str, result: Any, names: Sequence[str]) -> Any:
+        """What a method returned, which has to be so many dictionaries."""
+        if not (isinstance(result, tuple) and [isinstance(part, Mapping) for part in result] == [True] * len(names)):
+            kinds = ", ".join(type(part).__name__ for part in result) if isinstance(result, tuple) else "no tuple"
+            raise ContractBroken(
+                "%s.%s() returned %s; %d dictionaries by agent are needed: %s"
+                % (self.class_name, method, kinds, len(names), ", ".join(names))
+            )
+        return result
 
     def _is_over(self, ended: Sequence[Any]) -> bool:
         """Whether no agent plays on. ended: the agents that just did, which must have left the environment's list.
