@@ -123,6 +123,38 @@ class Circle(AECEnv):
         return self.terminations[agent] or self.truncations[agent]
 
 
+class Bits(Circle):
+    """Two agents, each to name its bit on its turn: 1 for it, which comes on the move of the other. 8 turns each."""
+
+    def __init__(self) -> None:
+        super().__init__(length=16)
+        self.rng, self.bit, self.owed = np.random.default_rng(0), 0, 0.0
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        super().reset(seed, options)
+        self.rng = self.rng if seed is None else np.random.default_rng(seed)
+        self.bit, self.owed = int(self.rng.integers(2)), 0.0
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if not self._over(agent):
+            other = "b" if agent == "a" else "a"
+            came, self.owed = self.owed, float(action == self.bit)
+            last = self.move + 1 == self.length  # nobody moves after it
+            self.gifts = {str(self.move + 1): {other: came, agent: self.owed if last else 0.0}}
+            self.bit = int(self.rng.integers(2))
+        super().step(action)
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 1, (2,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def observe(self, agent: str) -> Any:
+        return np.array([self.bit, 1 - self.bit], np.float32)
+
+
 class Mortals(Circle):
     """Four agents of 30 moves; in each episode other ones end early, some on the same move: `script` says when."""
 

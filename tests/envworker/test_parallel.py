@@ -277,3 +277,13 @@ def test_a_class_that_lacks_something_is_told_what(methods, match):
 
     with pytest.raises(ContractBroken, match=match):
         play()
+
+
+def test_only_a_game_of_few_has_statistics_of_each_agent():
+    class Many(Mortals):
+        def __init__(self, count):
+            super().__init__()
+            self.possible_agents = list(range(count))
+
+    assert flat(Many(16)).spec["agents"] == [str(n) for n in range(16)]
+    assert "agents" not in flat(Many(17)).spec
