@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
+import runpy
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -237,3 +239,38 @@ def test_trainer_and_example_compute_the_same_losses(example: ModuleType) -> Non
         assert ours.terms[name].item() == pytest.approx(theirs[name].item(), rel=1e-5)
     for a, b in zip(ours_gradient, theirs_gradient, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------ examples/tag.py
+
+
+def test_a_game_in_one_plain_class_needs_no_pettingzoo() -> None:
+    """As where it is not installed, the check plays the game, and a worker's adapter never asks for the package."""
+    code = (
+        "import sys; sys.modules['pettingzoo'] = None\n"
+        "from pronghorn import check_env\n"
+        f"print(check_env({str(EXAMPLES / 'tag.py:Tag')!r}, num_steps=60)[-1])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout == "the last observation of an episode fits, and reset starts the next\n"
+
+
+def test_who_wins_at_tag() -> None:
+    """The gap is that from the catcher to the runner, going right, of 12 cells in the ring."""
+    tag = runpy.run_path(str(EXAMPLES / "tag.py"))
+    left, stay, right = 0, 1, 2
+    for gap, catcher, runner, caught in (
+        (2, right, left, True), (1, right, right, False), (1, right, left, True), (11, left, stay, True),
+        (6, right, left, False),
+    ):  # fmt: skip
+        game = tag["Tag"]()
+        game.reset(seed=2)
+        game.gap, game.rng = gap, SimpleNamespace(random=lambda: 0.99)  # the runner does not stumble
+        obs, rewards, over, cut, infos = game.step({"catcher": catcher, "runner": runner})
+        assert rewards == {"catcher": float(caught), "runner": -float(caught)}
+        assert (set(over.values()), set(cut.values()), bool(game.agents)) == ({caught}, {False}, not caught)
+        assert infos["catcher"] == ({"outcome": 1.0} if caught else {})
+        assert obs["catcher"][1] == -obs["runner"][1]
+    game.time = tag["STEPS"] - 1
+    *_, infos = game.step({"catcher": stay, "runner": stay})
+    assert {agent: info["outcome"] for agent, info in infos.items()} == {"catcher": -1.0, "runner": 1.0}

@@ -83,12 +83,14 @@ def test_a_population_knows_only_numbers() -> None:
         assert not any(isinstance(node, ast.Name) and node.id == "open" for node in nodes), path
 
 
-def test_at_most_56_source_files() -> None:
-    """50, and six: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
-    network in pieces are neither its shape nor its losses; and a population is four questions that are asked apart: who
-    meets whom, who is stronger, who is copied, and how a hyper-parameter moves.
+def test_at_most_59_source_files() -> None:
+    """50, and nine: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
+    network in pieces are neither its shape nor its losses; a population is four questions that are asked apart: who
+    meets whom, who is stronger, who is copied, and how a hyper-parameter moves; and agents that take turns are stepped
+    in another way than those that act at once, what both ways share steps neither, and one form for unlike spaces knows
+    no steps at all.
     """
-    assert len([f for f in FILES if f.name != "__init__.py"]) <= 56
+    assert len([f for f in FILES if f.name != "__init__.py"]) <= 59
 
 
 def test_importing_the_package_or_the_settings_imports_no_torch() -> None:

@@ -309,6 +309,13 @@ def vector_episodes(mode: str, count: int = 3, length: int = 0) -> Any:
     return env
 
 
+def one_row() -> Any:
+    """A vector environment of a single row."""
+    from gymnasium.vector import SyncVectorEnv
+
+    return SyncVectorEnv([Counter])
+
+
 def vector_cart_poles(render_mode: str | None = None) -> Any:
     from gymnasium import make_vec
 
@@ -438,3 +445,62 @@ class UnequalActions(Squad):
 class UnequalKinds(Squad):
     def observation_space(self, agent: str) -> Any:
         return spaces.Discrete(4) if agent == "b" else spaces.Box(0, 1, (1,), np.float32)
+
+
+class Away:
+    """Three agents that act at once for 9 steps and get 1 each; 'b' ends with step 2, is away at steps 3 to 6 and back
+    at 7. While it is away it is padded in everything that `step` returns. Observes [episode, step, own number]."""
+
+    def __init__(self, padding: float = 0.0) -> None:
+        self.possible_agents, self.padding, self.episode, self.count = ["a", "b", "c"], padding, -1, 0
+        self.agents = list(self.possible_agents)
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(-1, 9999, (3,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.episode, self.count, self.agents = self.episode + 1, 0, list(self.possible_agents)
+        return self._observe(), {}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.count += 1
+        away = [agent for agent in self.possible_agents if agent not in actions]
+        rewards = {agent: self.padding if agent in away else 1.0 for agent in self.possible_agents}
+        ends = {agent: agent in away or self.count == 9 for agent in self.possible_agents}
+        ends["b"] = ends["b"] or self.count == 2
+        if self.count == 6:
+            self.agents = list(self.possible_agents)
+        else:
+            self.agents = [agent for agent in self.agents if not ends[agent]]
+        infos = {agent: {"hits": self.padding if agent in away else 1.0} for agent in self.possible_agents}
+        return self._observe(), rewards, ends, dict.fromkeys(ends, False), infos
+
+    def _observe(self) -> Any:
+        here = {agent: [self.episode, self.count, n] for n, agent in enumerate("abc") if agent in self.agents}
+        return {agent: np.array(here.get(agent, [0, 0, 0]), np.float32) for agent in "abc"}
+
+
+class Alone:
+    """A game of several agents that is played by one: observes 10 times the step."""
+
+    possible_agents = ("a",)
+
+    def __init__(self) -> None:
+        self.agents, self.count = ["a"], 0
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(-1, 9999, (1,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.agents, self.count = ["a"], 0
+        return {"a": np.zeros(1, np.float32)}, {}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.count += 1
+        return {"a": np.array([10 * self.count], np.float32)}, {"a": 1.0}, {"a": False}, {"a": False}, {}

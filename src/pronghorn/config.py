@@ -61,6 +61,11 @@ class EnvConfig:
     """Keys of a Dict observation to keep; all of them when empty."""
     image_layout: Literal["auto", "hwc", "chw"] = "auto"
     """Where the channels of image observations are; needed only for ambiguous shapes."""
+    pad_spaces: bool = False
+    """Of agents whose spaces differ: pad shorter vector observations and mask the discrete actions that an agent lacks,
+    so that one policy plays all. Off: such environments are refused."""
+    team_reward: Literal["none", "sum", "mean"] = "none"
+    """Give each agent the sum or the mean of what all agents in the game got at a step, instead of its own reward."""
     python: str = ""
     """Path of another Python interpreter that runs the workers (old or conflicting dependencies); empty: this one."""
     pin: Literal["auto", "off"] = "auto"

@@ -88,7 +88,7 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     config = with_defaults(config, {"threads": available_cores(), "precision": precision})
     num_rows = config.num_envs * spec.rows_per_env
     if spec.rows_wait and config.max_lag <= 1:
-        rule = "must be at least 2 here: rows of this environment may wait (absent agents, next-step auto-reset)"
+        rule = "must be at least 2 here: rows of this environment may wait (agents in turns, next-step auto-reset)"
         raise ConfigError("max_lag", config.max_lag, rule, "Add --max-lag 16, or use a same-step auto-reset.")
     # Taking turns needs whole unrolls of all rows in each batch. Several passes over a batch want a large one; a single
     # optimiser step wants a small one, so that there are many.

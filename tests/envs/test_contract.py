@@ -193,7 +193,33 @@ def test_every_row_of_a_vector_environment_is_checked(mode):
 
 
 def test_every_agent_of_a_parallel_environment_is_checked():
-    assert check_env(f"{TOYS}:Squad") == ALL_RULES
+    assert check_env(f"{TOYS}:Squad", options={"pad_spaces": True}) == ALL_RULES
+    assert check_env(load(f"{TOYS}:Squad"), options={"pad_spaces": True}) == ALL_RULES
+
+
+@pytest.mark.filterwarnings("ignore:.*old environment creation API has been deprecated")
+@pytest.mark.parametrize("game", ["tictactoe_v3", "connect_four_v3"])
+def test_every_agent_of_a_game_in_turns_is_checked_by_legal_moves(game):
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pygame")
+    assert check_env(f"pettingzoo:classic.{game}") == ALL_RULES
+
+
+def test_masks_are_kept_to_in_every_kind_of_environment():
+    """Each raises at an action that its mask forbids."""
+
+    class Masked(Good):
+        observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(2), "x": Good.observation_space})
+
+        def observe(self):
+            return {"action_mask": np.array([self.count % 2, 1 - self.count % 2], np.int8), "x": super().observe()}
+
+        def step(self, action):
+            assert action == 1 - self.count % 2
+            return super().step(action)
+
+    assert check_env(Masked) == ALL_RULES
+    assert check_env(lambda: SyncVectorEnv([Masked] * 2)) == ALL_RULES
 
 
 class Loud(load(f"{TOYS}:Squad")):
@@ -247,4 +273,4 @@ def test_the_first_observation_after_a_truncation_is_checked(make):
 )
 def test_rules_broken_in_one_of_several_rows_are_named(env, match):
     with pytest.raises(EnvError, match=match):
-        check_env(env)
+        check_env(env, options={"pad_spaces": True} if env in (Loud, Early) else {})

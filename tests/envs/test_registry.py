@@ -296,10 +296,32 @@ def test_a_game_of_pettingzoo_from_a_config():
         env.close()
 
 
-def test_games_that_take_turns_are_not_listed():
+def test_games_in_turns_from_a_config():
+    """Of tic-tac-toe's two players one acts, and the other waits."""
     pytest.importorskip("pettingzoo")
-    assert resolve("pettingzoo:classic.chess_v6").kind == "pettingzoo"  # known, but refused by the worker
-    assert "pettingzoo:classic.chess_v6" not in {listing.name for listing in list_envs()}
+    pytest.importorskip("pygame")
+    name = "pettingzoo:classic.tictactoe_v3"
+    assert {listing.name: listing.summary for listing in list_envs()}[name] == "PettingZoo, in turns"
+    env = make_env(config(name), seed=1, render=True)
+    try:
+        assert env.receive().event.tolist() == [Event.FIRST, Event.INACTIVE]
+        assert env.render().shape == (1000, 1000, 3)
+    finally:
+        env.close()
+
+
+@pytest.mark.case("MAS-13")
+def test_padding_and_team_rewards_from_a_config():
+    name = f"{TOYS}:Squad"
+    with pytest.raises(EnvError, match=r"spaces of 'a' and 'b' differ.* Pad shorter vectors.*: --env.pad-spaces"):
+        make_env(config(name), seed=1)
+    env = make_env(config(name, pad_spaces=True, team_reward="sum"), seed=1)
+    try:
+        assert env.spec.observation["x"].shape == (4,)
+        answer(env, env.receive())
+        assert env.receive().reward.tolist() == [3, 3, 3]  # each of three got 1
+    finally:
+        env.close()
 
 
 def test_back_ends_do_not_mix():

@@ -239,6 +239,9 @@ def test_the_mask_of_who_does_not_act_is_not_looked_at(start, env):
     assert pool.restarts == 0
 
 
+PADDED = {"pad_spaces": True}
+
+
 def lives(pool, num_recvs):
     """Per row: its trajectories, each a list of (obs, reward, terminated, truncated, final obs or None)."""
     rows = {row: [] for row in range(pool.num_rows)}
@@ -263,7 +266,7 @@ def lives(pool, num_recvs):
 @pytest.mark.case("MAS-03", "SPA-20")
 def test_agents_that_end_at_different_times_have_trajectories_of_their_own(start):
     """'b' ends early, 'a' and 'c' on one step, 'c' misses every other episode. Shorter observations are padded."""
-    pool = start(toy("Squad"))
+    pool = start(toy("Squad", PADDED))
     assert (pool.num_rows, pool.spec.observation["x"].shape) == (3, (4,))
     found, records = lives(pool, 41)
     assert [len(life) for life in found[0][:4]] == [5, 5, 5, 5]
@@ -276,11 +279,13 @@ def test_agents_that_end_at_different_times_have_trajectories_of_their_own(start
     assert [life[0][0][0] for life in found[2][:2]] == [10, 12]  # episodes 0 and 2, padded by 0
     assert found[2][1][4] == ([12, 14, 0, 0], 5.0, True, False, None)
     assert {(r["row"], r["length"], r["return"]) for r in records} == {(0, 5, 15.0), (1, 2, 3.0), (2, 5, 15.0)}
+    by_agent = [{key: x for key, x in r.items() if "/" in key} for r in records if r["row"] == 1]
+    assert by_agent == [{"return/b": 3.0, "length/b": 2}] * len(by_agent)
 
 
 @pytest.mark.case("MAS-04")
 def test_an_agent_that_returns_begins_a_second_trajectory(start):
-    found, _ = lives(start(toy("Squad", returns=True)), 21)
+    found, _ = lives(start(toy("Squad", PADDED, returns=True)), 21)
     assert [len(life) for life in found[1][:4]] == [2, 1, 2, 1]
     assert found[1][1] == [([10, 14, 7, 8], 5.0, True, False, None)]
     assert [step[1] for step in found[1][0]] == [1.0, 2.0]
@@ -288,17 +293,26 @@ def test_an_agent_that_returns_begins_a_second_trajectory(start):
 
 @pytest.mark.case("MAS-07")
 def test_masks_of_absent_agents_are_not_asked_for(start):
-    pool = start(toy("Squad", masks=True), restart_budget=0)
+    pool = start(toy("Squad", PADDED, masks=True), restart_budget=0)
     found, _ = lives(pool, 21)
     assert len(found[1]) >= 3
     assert pool.restarts == 0
 
 
+@pytest.mark.parametrize("name", ["Alone", "one_row"])
+def test_one_row_of_an_environment_of_rows(start, name):
+    """A game for one agent, and a vector of one: what they say comes as a step of rows all the same."""
+    seen = play(start(toy(name)), 4)
+    assert [one[:3] for one in seen] == [(0, FIRST, 0), (0, STEP, 10), (0, STEP, 20), (0, STEP, 30)]
+
+
+@pytest.mark.case("MAS-13")
 def test_agents_that_cannot_share_a_policy_are_refused(start):
-    with pytest.raises(EnvError, match="action spaces of 'a' and 'b' differ"):
+    with pytest.raises(EnvError, match=r"'a' and 'b' differ.* actions are Discrete\(3\) and Discrete\(4\).*pad-spaces"):
         start(toy("UnequalActions"))
-    with pytest.raises(EnvError, match=r"'a' and 'b' differ in 'obs'.*only the length of vectors may differ"):
-        start(toy("UnequalKinds"))
+    for options in ({}, PADDED):  # which would not help
+        with pytest.raises(EnvError, match=r"differ: the observations are Box.* and Discrete.* equal in a wrapper"):
+            start(toy("UnequalKinds", options))
 
 
 @pytest.mark.case("ENV-17")

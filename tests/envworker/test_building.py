@@ -10,8 +10,10 @@ from pronghorn.envworker.building import flat, make
 from pronghorn.envworker.loading import PackageMissing, load
 from pronghorn.envworker.parallel import ParallelEnv
 from pronghorn.envworker.spaces import ContractBroken
+from pronghorn.envworker.turns import TurnsEnv
 
 TOYS = str(Path(__file__).parents[1] / "toy_envs.py")
+GAMES = str(Path(__file__).parents[1] / "turn_games.py")
 
 
 def test_a_flat_environment_is_taken_as_it_is():
@@ -51,24 +53,34 @@ def games(monkeypatch):
         asked.update(returns=returns, render_mode=render_mode)
         return load(f"{TOYS}:Squad")(returns)
 
+    def turns(render_mode=None):
+        asked.update(render_mode=render_mode)
+        return load(f"{GAMES}:Circle")()
+
     monkeypatch.setitem(sys.modules, "pettingzoo.toys", SimpleNamespace(__path__=[], __spec__=None))
     monkeypatch.setitem(sys.modules, "pettingzoo.toys.squad_v0", SimpleNamespace(parallel_env=parallel_env))
-    monkeypatch.setitem(sys.modules, "pettingzoo.toys.turns_v0", SimpleNamespace(env=None))
+    monkeypatch.setitem(sys.modules, "pettingzoo.toys.turns_v0", SimpleNamespace(env=turns))
     return asked
 
 
 def test_a_game_of_pettingzoo_is_its_parallel_environment(games):
-    env = make("pettingzoo", "toys.squad_v0", {"returns": True}, {"render": True, "info": ["hits"]})
+    padded = {"pad_spaces": True}
+    env = make("pettingzoo", "toys.squad_v0", {"returns": True}, {"render": True, "info": ["hits"], **padded})
     assert isinstance(env, ParallelEnv)
     assert (env.spec["rows_per_env"], env.spec["info"], env.spec["name"]) == (3, ["hits"], "pettingzoo:toys.squad_v0")
     assert games == {"returns": True, "render_mode": "rgb_array"}
-    make("pettingzoo", "toys.squad_v0")
+    make("pettingzoo", "toys.squad_v0", {}, padded)
     assert games == {"returns": False, "render_mode": None}
 
 
+def test_a_game_of_pettingzoo_in_turns_is_its_own_environment(games):
+    env = make("pettingzoo", "toys.turns_v0", {}, {"render": True})
+    assert isinstance(env, TurnsEnv)
+    assert (env.spec["rows_per_env"], env.spec["name"]) == (2, "pettingzoo:toys.turns_v0")
+    assert games == {"render_mode": "rgb_array"}
+
+
 def test_a_game_of_pettingzoo_that_cannot_be_played_is_explained(games, monkeypatch):
-    with pytest.raises(ContractBroken, match=r"pettingzoo:toys.turns_v0 takes turns \(it has no parallel_env\)"):
-        make("pettingzoo", "toys.turns_v0")
     with pytest.raises(ContractBroken, match=r"toys.squad_v0: .*unexpected keyword argument 'size'"):
         make("pettingzoo", "toys.squad_v0", {"size": 3})
     with pytest.raises(ContractBroken, match=r"toys.gone_v0 cannot be imported: .* pip install 'pettingzoo\[toys\]'"):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from pronghorn.envworker.building import flat, make
 from pronghorn.envworker.many_rows import FIRST, INACTIVE, LAST, STEPPED
@@ -13,7 +14,7 @@ TOYS = str(Path(__file__).parents[1] / "toy_envs.py")
 
 
 def squad(**options):
-    return make("call", f"{TOYS}:Squad", {}, options)
+    return make("call", f"{TOYS}:Squad", {}, {"pad_spaces": True, **options})
 
 
 def test_info_of_an_agents_last_step_comes_with_its_last_record():
@@ -43,7 +44,7 @@ NOTHING = np.zeros((3, 1), np.int64), np.zeros((3, 0), np.float32)
 
 
 def test_an_agent_that_ended_and_stays_in_the_list_is_an_error():
-    env = make("call", f"{TOYS}:Stays", {}, {})
+    env = make("call", f"{TOYS}:Stays", {}, {"pad_spaces": True})
     env.reset(0)
     env.step(*NOTHING)
     with pytest.raises(ContractBroken, match=r"Stays.step\(\) ended 'b' and left it in `agents`.* self.agents = \["):
@@ -52,7 +53,7 @@ def test_an_agent_that_ended_and_stays_in_the_list_is_an_error():
 
 def test_an_environment_whose_agents_all_ended_is_reset_even_if_they_stay_in_the_list():
     """As PettingZoo's Atari games do at their limit of cycles."""
-    stays, leaves = make("call", f"{TOYS}:Stays", {"at_the_end_only": True}, {}), squad()
+    stays, leaves = make("call", f"{TOYS}:Stays", {"at_the_end_only": True}, {"pad_spaces": True}), squad()
     for env in (stays, leaves):
         env.reset(0)
     for _ in range(12):
@@ -80,9 +81,209 @@ def test_pettingzoos_own_games_take_agents_that_end_out_of_the_list(game):
     assert ended >= 2 * env.count
 
 
-def test_agents_that_take_turns_are_refused_in_words():
-    class Turns:
-        possible_agents, agent_iter = ["a"], None
 
-    with pytest.raises(ContractBroken, match=r"mine takes turns .* give its parallel_env"):
-        flat(Turns(), "mine")
+
+class Mortals:
+    """Four agents, of which each episode's script ends some alone, some together, some all at once; a plain class."""
+
+    def __init__(self):
+        self.possible_agents, self.agents, self.episode, self.count = list("abcd"), [], -1, 0
+
+    def observation_space(self, agent):
+        return spaces.Box(-1, 9999, (2,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None):
+        self.episode, self.count, self.agents = self.episode + 1, 0, list(self.possible_agents)
+        return self.observe(), {}
+
+    def step(self, actions):
+        assert sorted(actions) == sorted(self.agents)
+        self.count += 1
+        ends = {agent: script(self.episode)[agent] == self.count for agent in self.agents}
+        limit = {agent: ends[agent] and agent == "d" for agent in self.agents}
+        obs, rewards = self.observe(), {agent: float(self.count) for agent in self.agents}
+        self.agents = [agent for agent in self.agents if not ends[agent]]
+        return obs, rewards, {a: ends[a] and not limit[a] for a in ends}, limit, {a: {} for a in ends}
+
+    def observe(self):
+        return {agent: np.array([self.episode, self.count], np.float32) for agent in self.agents}
+
+
+def script(episode):
+    """The length of each agent's episode. In every third two end together, in every fifth all."""
+    lengths = dict(zip("abcd", np.random.default_rng(episode).integers(1, 12, 4).tolist(), strict=True))
+    if episode % 3 == 0:
+        lengths["b"] = lengths["c"]
+    return dict.fromkeys("abcd", lengths["a"]) if episode % 5 == 0 else lengths
+
+
+def zeros(env):
+    return np.zeros((env.count, 1), np.int64), np.zeros((env.count, 0), np.float32)
+
+
+@pytest.mark.case("MAS-03")
+def test_agents_that_end_at_different_times_live_as_long_as_the_script_says():
+    """100 episodes; rewards are the steps, so that a return tells which ones were counted."""
+    env = flat(Mortals())
+    env.reset(0)
+    length, returns, episodes = np.zeros(4, int), np.zeros(4), np.full(4, -1)
+    while episodes.min() < 99:
+        step = env.step(*zeros(env))
+        moved = step.event != INACTIVE
+        length[moved] += 1
+        returns[moved] += step.reward[moved]
+        for row in np.flatnonzero(step.event == LAST):
+            episodes[row] += 1
+            expected = script(int(episodes[row]))["abcd"[row]]
+            assert length[row] == expected
+            assert returns[row] == expected * (expected + 1) / 2
+            assert (step.terminated[row], step.truncated[row]) == (row != 3, row == 3)
+            assert step.obs["obs"][row].tolist() == [episodes[row] + 1, 0]
+            if row == 3:
+                assert step.final_obs["obs"][row].tolist() == [episodes[row], expected]
+            length[row] = returns[row] = 0
+
+
+def test_a_truncation_without_an_observation_is_an_error():
+    class Blind(Mortals):
+        def step(self, actions):
+            _, rewards, ends, limit, infos = super().step(actions)
+            self.agents = []
+            return {}, rewards, dict.fromkeys(ends, False), dict.fromkeys(limit, True), infos
+
+    env = flat(Blind())
+    env.reset(0)
+    with pytest.raises(ContractBroken, match=r"Blind truncated 'a' without an observation"):
+        env.step(*zeros(env))
+
+
+def test_a_mask_in_the_infos_of_a_parallel_environment_is_not_overlooked():
+    class Masked(Mortals):
+        def reset(self, seed=None):
+            obs, _ = super().reset()
+            return obs, {agent: {"action_mask": np.array([1, 0])} for agent in obs}
+
+    with pytest.raises(ContractBroken, match=r"info of 'a' holds an action mask that is not read. Masks belong into"):
+        flat(Masked()).reset(0)
+
+
+class Unlike(Mortals):
+    """'a' sees 4 numbers and has factors of 2 and 3 choices, 'd' sees 9 and has 4 and 2, with a mask; [1, 9] bounds."""
+
+    def observation_space(self, agent):
+        box = spaces.Box(1, 9, (4 if agent == "a" else 9,), np.float32)
+        mask = {"action_mask": spaces.MultiBinary(6)} if agent == "d" else {}
+        return spaces.Dict({"x": box, **mask})
+
+    def action_space(self, agent):
+        return spaces.MultiDiscrete([2, 3] if agent == "a" else [4, 2], start=[0, 5 if agent == "a" else 0])
+
+    def observe(self):
+        obs = {agent: {"x": np.full(4 if agent == "a" else 9, 5, np.float32)} for agent in self.agents}
+        if "d" in obs:
+            obs["d"]["action_mask"] = np.array([0, 1, 0, 1, 0, 1], np.int8)
+        return obs
+
+    def step(self, actions):
+        for agent, action in actions.items():
+            assert self.action_space(agent).contains(action), (agent, action)
+        self.chosen = actions
+        return super().step(actions)
+
+
+@pytest.mark.case("MAS-13", "SPA-20")
+def test_padding_joins_vectors_factors_and_masks():
+    """Joint factors have 4 and 3 choices. The pad value is the nearest to 0 within [1, 9]."""
+    with pytest.raises(ContractBroken, match=r"Unlike: the spaces of 'a' and 'b' differ: .*--env.pad-spaces"):
+        flat(Unlike())
+    env = flat(Unlike(), options={"pad_spaces": True})
+    assert env.spec["action"] == {"discrete": [4, 3], "low": [], "high": []}
+    assert {name: leaf["shape"] for name, leaf in env.spec["observation"].items()} == {"x": [9], "action_mask": [7]}
+    step = env.reset(0)
+    assert step.obs["x"][[0, 1]].tolist() == [[5] * 4 + [1] * 5, [5] * 9]
+    assert step.obs["action_mask"].tolist() == [
+        [1, 1, 0, 0, 1, 1, 1],
+        [1, 1, 1, 1, 1, 1, 0],
+        [1, 1, 1, 1, 1, 1, 0],
+        [0, 1, 0, 1, 0, 1, 0],
+    ]
+    env.step(np.array([[1, 2], [3, 1], [0, 0], [3, 1]]), np.zeros((4, 0), np.float32))
+    assert {agent: action.tolist() for agent, action in env.env.chosen.items()} == {
+        "a": [1, 2 + 5], "b": [3, 1], "c": [0, 0], "d": [3, 1],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("team", "each"), [("none", [2, 2, 2, 2]), ("sum", [8] * 4), ("mean", [2] * 4)])
+def test_team_rewards_are_of_the_agents_that_are_in_the_game(team, each):
+    """Each gets the number of the step; with a script that ends 'a', 'b' and 'c' with the first, 'd' is alone in it."""
+
+    class Last(Mortals):
+        def step(self, actions):
+            obs, rewards, ends, limit, infos = super().step(actions)
+            if self.count == 2:
+                self.agents, ends = ["d"], {agent: agent != "d" for agent in "abcd"}
+                limit = dict.fromkeys("abcd", False)
+            return obs, {**dict.fromkeys("abc", 7.0), **rewards}, ends, limit, infos  # 7 for those that are gone
+
+    env = flat(Last(), options={"team_reward": team})
+    env.env.episode = 3  # whose script is long enough
+    assert min(script(4).values()) > 3
+    env.reset(0)
+    steps = [env.step(*zeros(env)) for _ in range(4)]
+    assert steps[0].reward.tolist() == [1 if x == 2 else 4 for x in each]
+    assert [env._held[row].reward for row in range(3)] == each[:3]
+    assert [step.reward[3] for step in steps[2:]] == [3, 4]
+
+
+@pytest.mark.case("MAS-19")
+def test_agents_that_act_at_once_declare_their_outcome_or_have_none():
+    class Duel(Mortals):
+        def __init__(self, outcome):
+            super().__init__()
+            self.outcome = outcome
+
+        def step(self, actions):
+            obs, _, ends, limit, infos = super().step(actions)
+            return obs, dict.fromkeys(obs, 0.0), ends, limit, {agent: dict(self.outcome) for agent in infos}
+
+    for outcome, expected in (({"outcome": -1}, {"outcome": -1.0}), ({}, {})):
+        env = flat(Duel(outcome))
+        env.reset(0)
+        stats = [numbers for _ in range(15) for numbers in env.step(*zeros(env)).stats.values()]
+        assert stats
+        assert all(numbers == expected for numbers in stats)
+
+
+@pytest.mark.parametrize(
+    ("methods", "match"),
+    [
+        ({"observation_space": spaces.Discrete(2)}, "Mine has no method observation_space; docs/agents.md says"),
+        ({"step": None, "action_space": None}, "Mine has no method action_space nor step"),
+        ({"reset": lambda self, seed=None: {"a": 1, "b": 2}}, r"Mine.reset\(\) returned no tuple; 2 dict"),
+        ({"step": lambda self, actions: ({}, 0.0, False, {})}, r"Mine.step\(\) returned dict, float, bool, dict; 5"),
+        ({"step": lambda self, actions: ({}, {"a": 1}, {}, {}, {})}, r"the reward of 'b' is None"),
+    ],
+)
+def test_a_class_that_lacks_something_is_told_what(methods, match):
+    mine = type("Mine", (Mortals,), methods)
+
+    def play():
+        env = flat(mine())
+        env.reset(0)
+        env.step(*zeros(env))
+
+    with pytest.raises(ContractBroken, match=match):
+        play()
+
+
+def test_only_a_game_of_few_has_statistics_of_each_agent():
+    class Many(Mortals):
+        def __init__(self, count):
+            super().__init__()
+            self.possible_agents = list(range(count))
+
+    assert flat(Many(16)).spec["agents"] == [str(n) for n in range(16)]
+    assert "agents" not in flat(Many(17)).spec

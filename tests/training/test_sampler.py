@@ -1,4 +1,4 @@
-"""The sampler: every stored number is the one of its row and step, whatever ends, is lost or must wait."""
+"""The sampler: every stored number is the one of its row and step, whatever ends, is lost, is gone or must wait."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from playing import toy
 from pronghorn.config import ModelConfig
+from pronghorn.envs.workers import ResolvedEnv, WorkerPool
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.sampler import Publisher, Sampler, Snapshot
 from pronghorn.training.store import Store, stored_leaves
-from scripted_pool import SPEC, ScriptedPool
+from pronghorn.types import EnvSpec, Pool
+from scripted_pool import ScriptedPool
 
 
 class CountingNet(ActorCritic):
     """V = 10 * step of the observation + 1000 * RNN state; the state counts decisions since the episode began."""
 
-    def __init__(self) -> None:
-        super().__init__(SPEC, core="none", mlp_layers=(4,), normalize_obs=False, normalize_returns=False)
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec, core="none", mlp_layers=(4,), normalize_obs=False, normalize_returns=False)
         self.bias = nn.Parameter(torch.zeros(()))
 
     @property
@@ -40,11 +43,11 @@ class CountingNet(ActorCritic):
         return ModelOutput(torch.zeros(*first.shape, 3), torch.stack(values), state)
 
 
-def make(pool: ScriptedPool, *, length: int = 4, batch: int = 2, max_lag: int = 8, slots: int | None = None) -> Sampler:
-    net = CountingNet()
+def make(pool: Pool, *, length: int = 4, batch: int = 2, max_lag: int = 8, slots: int | None = None) -> Sampler:
+    net = CountingNet(pool.spec)
     store = Store(
-        stored_leaves(SPEC, ModelConfig(last_action=True, last_reward=True)),
-        SPEC.action,
+        stored_leaves(pool.spec, ModelConfig(last_action=True, last_reward=True)),
+        pool.spec.action,
         num_slots=slots or pool.num_rows + 2 * batch,
         unroll_length=length,
         state_size=1,
@@ -254,3 +257,74 @@ def test_without_a_learner_sampling_stops_and_nothing_grows() -> None:
     run(sampler, 4)
     assert len(pool.sent) > sent  # and go on when there is room
     assert addresses == {name: tensor.data_ptr() for name, tensor in sampler.store.obs.items()}
+
+
+# ------------------------------------------------------------------------------------------ agents that are gone
+
+GAMES = str(Path(__file__).parents[1] / "turn_games.py")
+TURNS = {"num_agents": 3, "length": 9, "ends": {"2": {"b": "terminated"}}, "comes_back": {"6": "b"},
+         "gifts": {str(move): dict.fromkeys("ac", 1) for move in range(1, 10)}}  # fmt: skip
+
+
+def gone(how: str, padding: float) -> ResolvedEnv:
+    """A game in which 'b' ends early, is away, padded with that reward, comes back and ends with the others."""
+    if how == "parallel":
+        return toy("Away", padding=padding)
+    pytest.importorskip("pettingzoo")
+    return ResolvedEnv("Circle", "worker", "call", f"{GAMES}:Circle", {**TURNS, "padded": padding}, {})
+
+
+def collected(env: ResolvedEnv, num_unrolls: int) -> Sampler:
+    """The sampler after so many unrolls of four steps, in a worker process."""
+    pool = WorkerPool([env], num_workers=1, envs_per_worker=1, num_groups=1, seed=7, ordered=True, pin="off")
+    try:
+        sampler = make(pool, batch=num_unrolls, max_lag=99)
+        while len(full_slots(sampler)) < num_unrolls:
+            sampler.step()
+    finally:
+        pool.close()
+    return sampler
+
+
+@pytest.mark.case("MAS-10")
+@pytest.mark.parametrize("how", ["parallel", "turns"])
+def test_nothing_of_an_agent_that_is_gone_reaches_a_loss_or_a_statistic(how: str) -> None:
+    """What the learner sees, and what the statistics say, is the same whether it is padded with rewards of 7 or not."""
+    plain, padded = (collected(gone(how, reward), 12) for reward in (0.0, 7.0))
+    assert padded.num_steps == plain.num_steps
+    for name, array in plain.store.steps.items():
+        np.testing.assert_array_equal(padded.store.steps[name][full_slots(padded)], array[full_slots(plain)], name)
+    for name, tensor in plain.store.obs.items():
+        assert torch.equal(padded.store.obs[name][full_slots(padded)], tensor[full_slots(plain)]), name
+    assert padded.tracker.snapshot() == plain.tracker.snapshot()
+    assert padded.tracker.state()["records"] == plain.tracker.state()["records"]
+    rewards = padded.store.steps["reward"][full_slots(padded)]
+    assert 0 < rewards.max() < 7
+
+
+@pytest.mark.case("MAS-04")
+@pytest.mark.parametrize(
+    ("how", "seen", "begins"),
+    [
+        # away at steps 3 to 6 of 9: it sees what is so after 0 and 1 steps, and after 6, 7 and 8
+        ("parallel", [0, 1, 6, 7, 8, 0, 1, 6], [True, False, True, False, False, True, False, True]),
+        # its turns: move 2, by which it ends, and move 7, as 'a' has just moved when it is back
+        ("turns", [1, 6, 1, 6, 1, 6, 1, 6], [True] * 8),
+    ],
+)
+def test_an_agent_that_returns_has_two_trajectories(how: str, seen: list[int], begins: list[bool]) -> None:
+    """V is the number of steps seen plus 1000 times the decisions since its memory was emptied."""
+    sampler = collected(gone(how, 7.0), 12)
+    store = sampler.store
+    mine = [slot for slot in full_slots(sampler) if store.obs["obs"][slot, 0, 2] == 1]
+    first, second = mine[:2]
+    assert [int(x) for slot in (first, second) for x in store.obs["obs"][slot, :4, 1]] == seen
+    assert [bool(x) for slot in (first, second) for x in store.steps["first"][slot, :4]] == begins
+    since, counts = 0, []
+    for begin in begins:
+        since = 1 if begin else since + 1
+        counts.append(since)
+    values = np.concatenate([store.steps["value"][slot] for slot in (first, second)])
+    assert values.tolist() == [x + 1000 * count for x, count in zip(seen, counts, strict=True)]
+    ends = np.concatenate([store.steps["terminated"][slot] for slot in (first, second)])
+    assert ends.tolist() == [*begins[1:], bool(store.steps["first"][second, 4])]

@@ -141,6 +141,21 @@ def test_an_agent_that_is_long_gone_holds_nobody_up(core: str, tmp_path: Path) -
         train(config(tmp_path / "other", "Pair", steps=100, max_lag=0, **values))
 
 
+@pytest.mark.case("MAS-11")
+def test_a_game_in_turns_is_learned_though_rewards_come_on_the_moves_of_others(tmp_path: Path) -> None:
+    pytest.importorskip("pettingzoo")
+    built: Config = replace(Config(env=env("Bits", "turn_games.py"), run_dir=str(tmp_path / "run")), SMALL)
+    result = train(replace(built, {"steps": 12_000, "learner.gamma": 0.0}))
+    assert (result.return_mean or 0) > 7.0  # random: 4, best: 8
+    last = read_metrics(tmp_path / "run")[-1]
+    assert min(last["episode/return/a"], last["episode/return/b"]) > 7.0
+    assert last["episode/length/a"] == last["episode/length/b"] == 8.0
+    policy = load(tmp_path / "run")
+    evaluation = evaluate(policy, policy.config, episodes=20, seed=0, deterministic=True)
+    assert evaluation is not None
+    assert evaluation.returns == [8.0] * 20
+
+
 @pytest.mark.case("RNN-05")
 def test_memory_is_needed_and_learned(tmp_path: Path) -> None:
     values: dict[str, Any] = {"steps": 30_000, "learner.lr": 1e-2, "learner.batch_unrolls": 16}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pronghorn.envs.process import typed_error
 from pronghorn.envs.registry import resolve
 from pronghorn.envworker import building, loading, spaces
+from pronghorn.envworker.many_rows import has_rows
 from pronghorn.errors import EnvError, UsageError
 from pronghorn.types import Event
 
@@ -26,24 +27,31 @@ Step = tuple[dict[str, NDArray[Any]], float, bool, bool, bool, Any]
 NUM_STEPS = 20
 
 
-def check_env(make: str | Callable[[], Any], *, seed: int = 0, num_steps: int = NUM_STEPS) -> list[str]:
+def check_env(
+    make: str | Callable[[], Any],
+    *,
+    seed: int = 0,
+    num_steps: int = NUM_STEPS,
+    options: Mapping[str, Any] | None = None,
+) -> list[str]:
     """Check one environment against the contract and return the rules that it keeps, in order.
 
     make: a name (`doom:basic`, `module:function`), or a function that builds a Gymnasium environment or vector
-        environment, a PettingZoo parallel environment, or a flat one. It is called twice. Of several rows, each is
-        checked.
-    num_steps: random steps that each of the two environments takes.
+        environment, one of several agents (PettingZoo's parallel or AEC interface, or a class of that form, see
+        docs/agents.md), or a flat one. It is called twice. Of several rows, each is checked.
+    num_steps: random steps that each of the two environments takes, of the actions that masks allow.
+    options: settings of the run that shape what a policy sees, by their names there, as {"pad_spaces": True}.
 
     Raises EnvError (SpaceError, UnknownEnvError, MissingExtraError) at the first rule that is broken, with the
     rule, what was seen and the fix.
     """
     with _own_directory(make):
-        return _checked(make, seed, num_steps)
+        return _checked(make, seed, num_steps, dict(options or {}))
 
 
-def _checked(make: str | Callable[[], Any], seed: int, num_steps: int) -> list[str]:
+def _checked(make: str | Callable[[], Any], seed: int, num_steps: int, options: dict[str, Any]) -> list[str]:
     passed: list[str] = []
-    first, second = _build(make), _build(make)
+    first, second = _build(make, options), _build(make, options)
     try:
         passed += ["the spaces have a flat form", *_check_spec(first)]
         recordings = _play(_played(first), seed, num_steps)
@@ -79,19 +87,27 @@ def _translated(call: Callable[[], Any]) -> Any:
         raise typed_error(error.code, str(error), vars(error)) from error
 
 
-def _build(make: str | Callable[[], Any]) -> Any:
+def _build(make: str | Callable[[], Any], options: dict[str, Any]) -> Any:
     if isinstance(make, str):
-        env = resolve(make)
+        env = resolve(make, options=options)
         if env.backend != "worker":
             raise UsageError(f"check_env: {make} is not an environment of worker processes; there is nothing to check.")
         return _translated(lambda: building.make(env.kind, env.target, env.kwargs, env.options))
-    return _translated(lambda: building.flat(make(), getattr(make, "__name__", "the function")))
+    return _translated(lambda: building.flat(make(), getattr(make, "__name__", "the function"), options))
 
 
-def _actions(spec: dict[str, Any], rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    action = spec["action"]
-    discrete = np.array([rng.integers(n) for n in action["discrete"]], np.int64)
-    low, high = np.array(action["low"], np.float32), np.array(action["high"], np.float32)
+def _actions(
+    spec: dict[str, Any], rng: np.random.Generator, obs: dict[str, NDArray[Any]]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Random actions of one row, of those that a mask in its observation allows; 0 where it allows none."""
+    action, low, high = spec["action"], *(np.array(spec["action"][name], np.float32) for name in ("low", "high"))
+    masks = [obs[name] for name, leaf in spec["observation"].items() if leaf["kind"] == "mask"]
+    if masks:
+        factors = np.split(np.ravel(masks[0]), np.cumsum(action["discrete"])[:-1])
+        allowed = [np.flatnonzero(factor) for factor in factors]
+        discrete = np.array([rng.choice(choices) if len(choices) else 0 for choices in allowed], np.int64)
+    else:
+        discrete = np.array([rng.integers(n) for n in action["discrete"]], np.int64)
     return discrete, (low + (high - low) * rng.random(len(low), dtype=np.float32)).astype(np.float32)
 
 
@@ -108,20 +124,24 @@ class _Played(Protocol):
 
 
 def _played(env: Any) -> _Played:
-    return _OneRow(env) if env.spec.get("rows_per_env", 1) == 1 else _ManyRows(env)
+    return _ManyRows(env) if has_rows(env) else _OneRow(env)
 
 
 class _OneRow:
     def __init__(self, env: Any) -> None:
         self.env, self.spec = env, env.spec
+        self._obs: dict[str, NDArray[Any]] = {}  # that the next action answers
 
     def reset(self, seed: int) -> list[Step | None]:
-        return [(_translated(lambda: self.env.reset(seed)), 0.0, False, False, False, {})]
+        self._obs = _translated(lambda: self.env.reset(seed))
+        return [(self._obs, 0.0, False, False, False, {})]
 
     def step(self, rng: np.random.Generator) -> list[Step | None]:
-        step = _translated(lambda: self.env.step(*_actions(self.spec, rng)))
+        step: Step = _translated(lambda: self.env.step(*_actions(self.spec, rng, self._obs)))
+        self._obs = step[0]
         if step[4]:
-            _check_obs(self.spec["observation"], _translated(lambda: self.env.reset(None)))
+            self._obs = _translated(lambda: self.env.reset(None))
+            _check_obs(self.spec["observation"], self._obs)
         return [step]
 
 
@@ -130,16 +150,19 @@ class _ManyRows:
 
     def __init__(self, env: Any) -> None:
         self.env, self.spec = env, env.spec
+        self._obs: dict[str, NDArray[Any]] = {}
 
     def reset(self, seed: int) -> list[Step | None]:
         return self._rows(_translated(lambda: self.env.reset(seed)))
 
     def step(self, rng: np.random.Generator) -> list[Step | None]:
-        actions = [_actions(self.spec, rng) for _ in range(self.spec["rows_per_env"])]
+        seen = [{name: leaf[row] for name, leaf in self._obs.items()} for row in range(self.spec["rows_per_env"])]
+        actions = [_actions(self.spec, rng, obs) for obs in seen]
         discrete, continuous = (np.stack(part) for part in zip(*actions, strict=True))
         return self._rows(_translated(lambda: self.env.step(discrete, continuous)))
 
     def _rows(self, step: Any) -> list[Step | None]:
+        self._obs = step.obs
         return [self._row(step, row) for row in range(self.spec["rows_per_env"])]
 
     def _row(self, step: Any, row: int) -> Step | None:
@@ -265,28 +288,42 @@ def _check_raw(env: Any, seed: int) -> list[str]:
     if raw is None or not hasattr(raw, "observation_space"):
         return []
     rule = "observation_space.contains() holds for what reset and step return"
-    obs, _ = raw.reset(seed=seed)
-    for name in ("reset", "step"):
-        if name == "step":
-            obs = raw.step(_sample(raw))[0]
-        for space, part in _observed(raw, obs):
+    env.env, played = _Overheard(raw), _played(env)
+    for name, act in (("reset", played.reset), ("step", lambda seed: played.step(np.random.default_rng(seed)))):
+        act(seed)
+        for space, part in _observed(raw, env.env.returned[name]):
             if not space.contains(part):
                 seen = f"{name}() gave {_summary(part)}, the space is {space}"
                 raise _broken(rule, seen, "Mend the space or the observation.")
+    env.env = raw
     return [rule]
 
 
-def _sample(raw: Any) -> Any:
-    if hasattr(raw, "possible_agents"):
-        return {agent: raw.action_space(agent).sample() for agent in raw.agents}
-    return raw.action_space.sample()
+class _Overheard:
+    """A raw environment in the hands of its adapter; what its methods returned last can be looked at."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw, self.returned = raw, dict[str, Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+    def reset(self, **settings: Any) -> Any:
+        self.returned["reset"] = self.raw.reset(**settings)
+        return self.returned["reset"]
+
+    def step(self, actions: Any) -> Any:
+        self.returned["step"] = self.raw.step(actions)
+        return self.returned["step"]
 
 
-def _observed(raw: Any, obs: Any) -> list[tuple[Any, Any]]:
-    """(space, observation) of what was observed: whole, or of each agent."""
+def _observed(raw: Any, returned: Any) -> list[tuple[Any, Any]]:
+    """(space, observation) of what was observed: whole, or of each agent, or in turns, of the one on turn."""
+    if returned is None:
+        return [(raw.observation_space(raw.agent_selection), raw.observe(raw.agent_selection))]
     if hasattr(raw, "possible_agents"):
-        return [(raw.observation_space(agent), part) for agent, part in obs.items()]
-    return [(raw.observation_space, obs)]
+        return [(raw.observation_space(agent), part) for agent, part in returned[0].items()]
+    return [(raw.observation_space, returned[0])]
 
 
 def _summary(obs: Any) -> str:

@@ -194,13 +194,14 @@ def _pettingzoo_game(target: str, here: bool) -> str:
     raise UnknownEnvError(f"there is no PettingZoo game '{target}'{near}")
 
 
-def _pettingzoo_games() -> dict[str, bool]:
-    """Games by family and versioned name, from the installed files; whether their agents act at the same time."""
+def _pettingzoo_games() -> dict[str, str]:
+    """Games by family and versioned name, from the installed files: "parallel" or "in turns"."""
     spec = importlib.util.find_spec("pettingzoo")
     places = spec.submodule_search_locations if spec is not None else None
     files = [path for place in places or () for path in sorted(Path(place).glob("*/*_v*.py"))]
     versioned = [path for path in files if re.fullmatch(r"\w+_v\d+", path.stem)]
-    return {f"{path.parent.name}.{path.stem}": "parallel_env" in path.read_text() for path in versioned}
+    kinds = {path: "parallel" if "parallel_env" in path.read_text() else "in turns" for path in versioned}
+    return {f"{path.parent.name}.{path.stem}": kind for path, kind in kinds.items()}
 
 
 def _installed(module: str) -> bool:
@@ -285,9 +286,9 @@ def list_envs() -> list[Listing]:
         found.append(Listing("atari:<Game>", "Atari 2600, 84 x 84 grey, 4 frames", "atari"))
     found.append(Listing("envpool:<Id>", "EnvPool (C++)", "" if _installed("envpool") else "envpool"))
     games = _pettingzoo_games()
-    found += [Listing("pettingzoo:" + game, "PettingZoo, parallel") for game, parallel in games.items() if parallel]
+    found += [Listing("pettingzoo:" + game, f"PettingZoo, {kind}") for game, kind in games.items()]
     if not games:
-        found.append(Listing("pettingzoo:<family>.<game>", "PettingZoo, parallel", "pettingzoo"))
+        found.append(Listing("pettingzoo:<family>.<game>", "PettingZoo", "pettingzoo"))
     for gym_id, spec in gymnasium.registry.items():
         if isinstance(spec.entry_point, str) and "/" not in gym_id:
             found.append(Listing("gym:" + gym_id, "Gymnasium", _gym_extra(spec.entry_point)))
@@ -407,6 +408,10 @@ def _arguments(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
         options["image_layout"] = config.env.image_layout
     if config.env.vector_rows:
         options["vector_rows"] = config.env.vector_rows
+    if config.env.pad_spaces:
+        options["pad_spaces"] = True
+    if config.env.team_reward != "none":
+        options["team_reward"] = config.env.team_reward
     return kwargs, options
 
 
@@ -424,8 +429,7 @@ class ShownEnv:
     """A pool of one environment that can be looked at: for videos and for watching.
 
     It lives in a worker of its own, as in training: in the interpreter asked for, and away from this directory. Of
-    an environment of several rows it shows what that draws: the first row of a vector environment, all agents of a
-    parallel one.
+    an environment of several rows it shows what that draws: the first row of a vector environment, all agents together.
     """
 
     def __init__(self, pool: Pool) -> None:

@@ -4,7 +4,7 @@ A flat environment (`FlatEnv`, by duck typing) is any object with
 
     spec          dict: {"observation": {leaf: {"shape", "dtype", "kind", "layout", "low", "high", "n"}},
                          "action": {"discrete": [n, ...], "low": [...], "high": [...]}, "rows_per_env": 1,
-                         "frame_skip": k, "info": [names], "render_fps": f, "name": s}
+                         "frame_skip": k, "info": [names], "render_fps": f, "name": s, "agents": [names of rows]}
     reset(seed)   seed: int or None -> {leaf: array}
     step(discrete, continuous)      discrete: int64 [D], 0-based; continuous: float32 [C] ->
                   (obs, reward, terminated, truncated, episode_over, info)
@@ -27,12 +27,14 @@ from .loading import NotFound, absent, import_plugin, load, naming_absent, unkno
 from .parallel import ParallelEnv
 from .single import GymnasiumEnv
 from .spaces import ContractBroken
+from .turns import TurnsEnv
 from .vector import GymnasiumVectorEnv
 
 FREE_PORT = "FREE_PORT"
 PORT_TRIES = 8
 GYM_OPTIONS = ("obs_keys", "image_layout", "frame_skip", "info", "reset_options", "render", "register",
-               "vector_rows")  # fmt: skip
+               "vector_rows", "pad_spaces", "team_reward")  # fmt: skip
+AGENTS_OPTIONS = ("pad_spaces", "team_reward")  # of environments of several agents only
 
 
 def make(
@@ -45,8 +47,8 @@ def make(
 
     kind 'gym':  target is an id of Gymnasium's registry ('CartPole-v1', 'package:Id-v0')
     kind 'call': target is 'module.path:function' or 'path/file.py:function'; it is called with kwargs and
-                 returns a Gymnasium environment or vector environment, a PettingZoo parallel environment, or a
-                 flat one
+                 returns a Gymnasium environment or vector environment, one of several agents (PettingZoo's parallel
+                 or AEC interface, or a class of that form), or a flat one
     kind 'pettingzoo': target is a game of PettingZoo, by family and versioned name ('butterfly.pistonball_v6')
     kind 'doom': target is a scenario's name
 
@@ -91,9 +93,10 @@ def _make(kind: str, target: str, kwargs: Dict[str, Any], options: Dict[str, Any
     if kind == "gym":
         rows = options.pop("vector_rows", 0)
         adapter = GymnasiumVectorEnv if rows else GymnasiumEnv
+        _refuse_agents_options(target, options)
         return adapter(_make_gym(target, kwargs, render, register, rows), name=target, **options)
     if kind == "pettingzoo":
-        return ParallelEnv(_make_pettingzoo(target, kwargs, render), name="pettingzoo:" + target, **options)
+        return flat(_make_pettingzoo(target, kwargs, render), "pettingzoo:" + target, options)
     if kind != "call":
         raise NotFound("no kind of environment is called %r; there are gym, call, pettingzoo, doom" % (kind,))
     function = naming_absent(load, target)
@@ -104,19 +107,17 @@ def _make(kind: str, target: str, kwargs: Dict[str, Any], options: Dict[str, Any
 
 
 def flat(env: Any, name: str = "", options: Optional[Mapping[str, Any]] = None) -> Any:
-    """`env` itself if it is flat already, else its Gymnasium adapter."""
+    """`env` itself if it is flat already, else its adapter."""
     if isinstance(getattr(env, "spec", None), dict) and "observation" in env.spec:
         if options:
             raise ContractBroken("%s is a flat environment; the options %s do not apply" % (name, sorted(options)))
         return env
+    if hasattr(env, "possible_agents"):
+        adapter = TurnsEnv if hasattr(env, "agent_iter") or hasattr(env, "agent_selection") else ParallelEnv
+        return adapter(env, name=name, **(options or {}))
+    _refuse_agents_options(name, options or {})
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
         return GymnasiumVectorEnv(env, name=name, **(options or {}))
-    if hasattr(env, "possible_agents"):
-        if hasattr(env, "agent_iter"):
-            raise ContractBroken(
-                "%s takes turns (PettingZoo's AEC interface), which is not supported yet; give its parallel_env" % name
-            )
-        return ParallelEnv(env, name=name, **(options or {}))
     missing = [n for n in ("observation_space", "action_space", "reset", "step") if not hasattr(env, n)]
     if missing:
         raise ContractBroken(
@@ -124,6 +125,15 @@ def flat(env: Any, name: str = "", options: Optional[Mapping[str, Any]] = None) 
             % (name, type(env).__name__, ", ".join(missing))
         )
     return GymnasiumEnv(env, name=name, **(options or {}))
+
+
+def _refuse_agents_options(name: str, options: Mapping[str, Any]) -> None:
+    given = [option for option in AGENTS_OPTIONS if option in options]
+    if given:
+        raise ContractBroken(
+            "%s: %s is an option of environments of several agents, which this is not; leave it out"
+            % (name, " and ".join(given))
+        )
 
 
 def _takes_render_mode(function: Callable[..., Any]) -> bool:
@@ -174,6 +184,7 @@ def _make_gym(
 
 
 def _make_pettingzoo(target: str, kwargs: Dict[str, Any], render: bool) -> Any:
+    """The game's parallel environment, or where its agents take turns, its AEC environment."""
     name, family = "pettingzoo:" + target, target.split(".")[0]
     naming_absent(lambda _: importlib.import_module("pettingzoo"), name)
     try:
@@ -183,12 +194,11 @@ def _make_pettingzoo(target: str, kwargs: Dict[str, Any], render: bool) -> Any:
             "%s cannot be imported: %s. PettingZoo installs what its %s games need: pip install 'pettingzoo[%s]'"
             % (name, error, family, family)
         ) from error
-    if not hasattr(module, "parallel_env"):
-        raise ContractBroken("%s takes turns (it has no parallel_env), which is not supported yet" % name)
     if render:
         kwargs.setdefault("render_mode", "rgb_array")
+    build = getattr(module, "parallel_env", None) or module.env
     try:
-        return module.parallel_env(**kwargs)
+        return build(**kwargs)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise

@@ -72,6 +72,7 @@ FRAME_SHAPE = struct.Struct("=III")
 START, ATTACH, STEP, RESEED, OPTION, RENDER, CLOSE = range(1, 8)
 SPEC, READY, ERROR, FRAME = range(16, 20)
 NUM_SLOTS = 2
+BY_AGENT = ("return", "length", "outcome")  # numbers of an episode's record that are also kept for each agent
 
 Message = Tuple[int, int, int, bytes]
 
@@ -216,6 +217,7 @@ class ManyRows:
         self.rows = slice(row, row + count)
         self.episode_return, self.episode_steps = np.zeros(count), np.zeros(count, np.int64)
         self.total_steps = 0
+        self._agents = env.spec.get("agents", ())
         self._check_mask = MaskCheck(env.spec)
 
     def begin(self, seed: Optional[int], slot: int) -> None:
@@ -232,11 +234,18 @@ class ManyRows:
         self.episode_return[moved] += step.reward[moved]
         self.episode_steps[moved] += 1
         self._put(step, slot)
-        for i in np.flatnonzero(step.episode_over).tolist():
-            counted = {"length": int(self.episode_steps[i]), "return": float(self.episode_return[i])}
-            records.append(dict(step.stats.get(i, {}), row=rows.start + i, **counted))
+        over = np.flatnonzero(step.episode_over).tolist()
+        records.extend(self._record(i, step.stats.get(i, {})) for i in over)
         begins = step.episode_over | (step.event == many_rows.FIRST)
         self.episode_return[begins], self.episode_steps[begins] = 0.0, 0
+
+    def _record(self, i: int, stats: Dict[str, float]) -> Dict[str, Any]:
+        """Of the episode that ended in one of the rows; what every episode has is there by the agent's name as well."""
+        record = dict(stats, length=int(self.episode_steps[i]), **{"return": float(self.episode_return[i])})
+        if self._agents:
+            by_agent = {"%s/%s" % (name, self._agents[i]): record[name] for name in BY_AGENT if name in record}
+            record.update(by_agent)
+        return dict(record, row=self.rows.start + i)
 
     def _put(self, step: Any, slot: int) -> None:
         """Write a VectorStep into the map."""
@@ -335,7 +344,7 @@ class Worker:
         """Map the shared arrays and begin every row."""
         arrays = Arrays(mmap.mmap(self._memory_fd, config["size"]), config["arrays"])
         os.close(self._memory_fd)
-        kinds = [SingleRow if env.spec.get("rows_per_env", 1) == 1 else ManyRows for env in self._envs]
+        kinds = [ManyRows if many_rows.has_rows(env) else SingleRow for env in self._envs]
         places = zip(kinds, self._envs, config["rows"])
         rows: List[Any] = [kind(env, row, arrays, config["info"]) for kind, env, row in places]
         self._groups = [[(index, rows[index]) for index in group] for group in config["groups"]]

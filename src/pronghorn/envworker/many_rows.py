@@ -1,6 +1,6 @@
 """What environments of several rows have in common: the record of one step, their options and their spec.
 
-It steps no environment; `vector` and `parallel` do.
+It steps no environment; `vector`, `parallel` and `turns` do.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class RowsEnv:
         }
 
     def _raw_reset(self, seed: Optional[int]) -> Any:
-        """The observations of a reset of all rows."""
+        """What the environment's reset of all rows returns."""
         options = {"options": dict(self._options)} if self._options else {}
-        return self.env.reset(seed=seed, **options)[0]
+        return self.env.reset(seed=seed, **options)
 
     def _raw_render(self) -> Any:
         """What the environment's render() gives; None where it has none."""
@@ -98,7 +98,14 @@ class RowsEnv:
             return None
 
     def close(self) -> None:
-        self.env.close()
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
+
+
+def has_rows(env: Any) -> bool:
+    """Whether a flat environment gives a VectorStep; one of several rows may have a single one."""
+    return isinstance(env, RowsEnv) or env.spec.get("rows_per_env", 1) > 1
 
 
 def is_number(value: Any) -> bool:

@@ -39,7 +39,7 @@ class GymnasiumVectorEnv(RowsEnv):
 
     def reset(self, seed: Optional[int] = None) -> VectorStep:
         self._held = None
-        return VectorStep.first(self._observations.flatten(self._raw_reset(seed), self.count), self.count)
+        return VectorStep.first(self._observations.flatten(self._raw_reset(seed)[0], self.count), self.count)
 
     def step(self, discrete: Any, continuous: Any) -> VectorStep:
         obs, reward, terminated, truncated, info = self.env.step(self._actions.unflatten(discrete, continuous))

@@ -1,0 +1,153 @@
+"""What environments of several agents have in common: their options, team rewards, and ends that wait to be told.
+
+It steps no environment; `parallel` and `turns` do.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from .joint_spaces import JointSpaces
+from .many_rows import FIRST, INACTIVE, LAST, STEPPED, RowsEnv, VectorStep, is_number
+from .spaces import ContractBroken
+
+METHODS = ("observation_space", "action_space", "reset", "step")
+TEAM_REWARDS = ("none", "sum", "mean")
+MAX_NAMED_AGENTS = 16  # up to here each has statistics of its own
+OUTCOME = "outcome"  # the info entry, and the entry of an episode's record, that say who won: 1, 0 (a draw) or -1
+
+
+class End(NamedTuple):
+    """An agent's last record, which waits for the observation that the agent begins anew with."""
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    leaves: Dict[str, Any]  # of the final observation; empty where it is not known and not needed
+    info: Mapping[str, Any]
+    stats: Dict[str, float]  # numbers for the record of the episode
+
+
+class AgentsEnv(RowsEnv):
+    """An environment as rows, one for each possible agent; rows whose agent does not act are INACTIVE.
+
+    An agent's last record (reward, flags, final observation) comes together with the observation it begins anew with.
+
+    pad_spaces: see JointSpaces. team_reward: 'sum' or 'mean' gives each agent that is in the game at a step the sum or
+    mean of what they all got there; 'none' leaves each its own.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        obs_keys: Sequence[str] = (),
+        image_layout: str = "",
+        pad_spaces: bool = False,
+        team_reward: str = "none",
+        **options: Any,
+    ) -> None:
+        """options: of RowsEnv."""
+        self.agents = list(env.possible_agents)
+        super().__init__(env, len(self.agents), **options)
+        missing = [name for name in METHODS if not callable(getattr(env, name, None))]
+        if missing:
+            raise ContractBroken(
+                "%s has no method %s; docs/agents.md says what a game of several agents needs"
+                % (self.class_name, " nor ".join(missing))
+            )
+        if team_reward not in TEAM_REWARDS:
+            raise ContractBroken("team_reward = %r: it is one of %s" % (team_reward, ", ".join(TEAM_REWARDS)))
+        self._team = team_reward
+        self._spaces = JointSpaces(
+            env, self.class_name, obs_keys, image_layout, pad=pad_spaces, info_mask=self._masks_in_infos()
+        )
+        self._held: Dict[int, End] = {}  # by row: ends that are not delivered yet
+        self.spec = self._spec(self._spaces.observation, self._spaces.action, rows_wait=True)
+        if self.count <= MAX_NAMED_AGENTS:
+            self.spec["agents"] = [str(agent) for agent in self.agents]
+
+    def _masks_in_infos(self) -> bool:
+        """Whether action masks are read from the infos, and not from observations."""
+        return False
+
+    def _nothing(self) -> VectorStep:
+        """A record of each row that says nothing."""
+        step = VectorStep.first(self._spaces.empty(), self.count)
+        step.event[:] = INACTIVE
+        step.info = {name: np.full(self.count, np.nan) for name in self._info_names}
+        return step
+
+    def _go_on(self, step: VectorStep, row: int, leaves: Mapping[str, Any], reward: float, info: Any) -> None:
+        """The row's agent plays on: what its last action caused, and what it sees now."""
+        step.event[row], step.reward[row] = STEPPED, reward
+        _put(step.obs, row, leaves)
+        self._put_info(step, row, info)
+
+    def _begin(self, step: VectorStep, row: int, leaves: Mapping[str, Any]) -> None:
+        """The row's agent begins an episode, after what was held of its last one."""
+        _put(step.obs, row, leaves)
+        step.event[row] = FIRST
+        if row in self._held:
+            end = self._held.pop(row)
+            step.event[row], step.episode_over[row] = LAST, True
+            step.reward[row], step.terminated[row], step.truncated[row] = end.reward, end.terminated, end.truncated
+            if end.truncated:
+                if step.final_obs is step.obs:  # as most steps have none
+                    step.final_obs = self._spaces.empty()
+                _put(step.final_obs, row, end.leaves)
+            self._put_info(step, row, end.info)
+            step.stats[row] = end.stats
+
+    def _hold(
+        self, row: int, reward: float, flags: Tuple[bool, bool], leaves: Dict[str, Any], info: Mapping[str, Any]
+    ) -> None:
+        """The row's agent has ended. flags: terminated, truncated. leaves: of what it saw last; empty if not known."""
+        terminated, truncated = flags
+        if truncated and not terminated and not leaves:
+            raise ContractBroken(
+                "%s truncated '%s' without an observation; the value of the last one stands for what was cut off"
+                % (self.class_name, self.agents[row])
+            )
+        outcome = info.get(OUTCOME)
+        if outcome is not None and not (is_number(outcome) and float(outcome) in (-1.0, 0.0, 1.0)):
+            raise ContractBroken(
+                "%s: info['%s'] of '%s' is %r; it is 1 for a win, 0 for a draw, -1 for a loss"
+                % (self.class_name, OUTCOME, self.agents[row], outcome)
+            )
+        stats = {str(key): float(value) for key, value in info.items() if is_number(value)}
+        self._held[row] = End(reward, terminated, truncated and not terminated, leaves, dict(info), stats)
+
+    def _put_info(self, step: VectorStep, row: int, info: Mapping[str, Any]) -> None:
+        for name, column in step.info.items():
+            column[row] = info.get(name, np.nan)
+
+    def _shared(self, rewards: Dict[int, float]) -> Dict[int, float]:
+        """What each agent gets for a step; rewards: {row: its own}, of all that were in the game at it."""
+        if self._team == "none" or not rewards:
+            return rewards
+        total = sum(rewards.values())
+        return dict.fromkeys(rewards, total / len(rewards) if self._team == "mean" else total)
+
+    def _reward(self, row: int, rewards: Mapping[Any, Any]) -> float:
+        """What one agent got, of the rewards of all."""
+        agent = self.agents[row]
+        reward = rewards.get(agent)
+        if reward is None or not math.isfinite(reward):
+            raise ContractBroken(
+                "%s: the reward of '%s' is %r; each agent in the game needs a finite number"
+                % (self.class_name, agent, reward)
+            )
+        return float(reward)
+
+    def render(self) -> Any:
+        """The picture of all agents together."""
+        frame = self._raw_render()
+        return None if frame is None else np.asarray(frame, dtype=np.uint8)
+
+
+def _put(arrays: Dict[str, Any], row: int, leaves: Mapping[str, Any]) -> None:
+    for name, value in leaves.items():
+        arrays[name][row] = value
