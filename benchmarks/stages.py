@@ -25,9 +25,10 @@ from pronghorn.envs.registry import make_pool
 from pronghorn.evaluation.policy import build_model
 from pronghorn.ops.distributions import ActionDistribution, num_params
 from pronghorn.ops.returns import vtrace
+from pronghorn.training.acting import EagerActing, Snapshot
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker
-from pronghorn.training.sampler import Publisher, Sampler, Snapshot
+from pronghorn.training.sampler import Publisher, Sampler
 from pronghorn.training.store import Slots, Store, make_store
 from pronghorn.types import ActionSpec, EnvSpec, Event, LeafSpec, Ready
 
@@ -88,7 +89,8 @@ def sample(num_rows: int) -> Work:
     config, pool, policy = settings(LANDER, num_rows), ReplayedPool(LANDER, num_rows), ConstantPolicy(LANDER)
     store = make_store(config, pool, policy.state_size, CPU)
     tracker = EpisodeTracker(num_rows, pool.tasks, pool.task_ids)
-    sampler = Sampler(pool, store, policy, Publisher(Snapshot.of(policy, 0)), tracker, seed=0)
+    acting = EagerActing(policy, store, num_rows)
+    sampler = Sampler(pool, store, acting, Publisher(Snapshot.of(policy, 0)), tracker, seed=0)
     while True:
         before = sampler.num_steps
         for _ in range(config.learner.unroll_length):
@@ -133,7 +135,7 @@ def _on_one_core() -> Iterator[None]:
 
 
 def infer(spec: EnvSpec, num_rows: int) -> Work:
-    """The forward pass of the default network, and its sampled actions with their log-probs: `Sampler.infer`."""
+    """The forward pass of the default network, and its sampled actions with their log-probs: `EagerActing.infer`."""
     return act(settings(spec, num_rows), spec)
 
 

@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pronghorn.config import ModelConfig
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
+from pronghorn.training.acting import EagerActing, Snapshot
 from pronghorn.training.metrics import EpisodeTracker
-from pronghorn.training.sampler import Publisher, Sampler, Snapshot
+from pronghorn.training.sampler import Publisher, Sampler
 from pronghorn.training.store import Store, stored_leaves
 from scripted_pool import SPEC, ScriptedPool
 
@@ -53,7 +54,8 @@ def make(pool: ScriptedPool, *, length: int = 4, batch: int = 2, max_lag: int = 
         device=torch.device("cpu"),
     )
     tracker = EpisodeTracker(pool.num_rows, pool.tasks, pool.task_ids)
-    return Sampler(pool, store, net, Publisher(Snapshot.of(net, 0)), tracker, seed=0)
+    acting = EagerActing(net, store, pool.num_rows)
+    return Sampler(pool, store, acting, Publisher(Snapshot.of(net, 0)), tracker, seed=0)
 
 
 def run(sampler: Sampler, steps: int) -> None:
@@ -116,7 +118,7 @@ def test_the_state_of_an_unroll_is_the_one_before_its_first_step() -> None:
     sampler = make(ScriptedPool([100, 4]), length=4, batch=8)
     run(sampler, 9)
     store = sampler.store
-    net = sampler.actor
+    net = sampler.acting.actor
     for slot in full_slots(sampler):
         obs = {"obs": store.obs["obs"][slot][:, None]}
         first = torch.from_numpy(store.steps["first"][slot][:, None].copy())
