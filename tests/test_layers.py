@@ -28,6 +28,7 @@ LAYERS = [
         "training.device",
         "training.store",
         "training.acting",
+        "training.graphed",
         "training.checkpoint",
     },
     {"training.sampler", "training.pieces", "training.learner", "evaluation"},

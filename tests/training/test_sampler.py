@@ -14,11 +14,28 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pronghorn.config import ModelConfig
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
-from pronghorn.training.acting import EagerActing, Snapshot
+from pronghorn.training.acting import Acting, EagerActing, GraphActing, Snapshot
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.sampler import Publisher, Sampler
 from pronghorn.training.store import Store, stored_leaves
+from recorded_graphs import RecordingQueue
 from scripted_pool import SPEC, ScriptedPool
+
+LEAVES = stored_leaves(SPEC, ModelConfig(last_action=True, last_reward=True))
+way_of_acting = "eager"
+
+
+@pytest.fixture(autouse=True, params=["eager", "graphs"])
+def _both_ways(request: pytest.FixtureRequest) -> None:
+    """Everything here holds on a CPU and, with graphs as strict as there, on a GPU."""
+    global way_of_acting
+    way_of_acting = request.param
+
+
+def make_acting(net: ActorCritic, store: Store, num_rows: int) -> Acting:
+    if way_of_acting == "eager":
+        return EagerActing(net, store, num_rows)
+    return GraphActing(net, store, num_rows, LEAVES, graphs="on", queue=RecordingQueue())
 
 
 class CountingNet(ActorCritic):
@@ -44,7 +61,7 @@ class CountingNet(ActorCritic):
 def make(pool: ScriptedPool, *, length: int = 4, batch: int = 2, max_lag: int = 8, slots: int | None = None) -> Sampler:
     net = CountingNet()
     store = Store(
-        stored_leaves(SPEC, ModelConfig(last_action=True, last_reward=True)),
+        LEAVES,
         SPEC.action,
         num_slots=slots or pool.num_rows + 2 * batch,
         unroll_length=length,
@@ -52,10 +69,10 @@ def make(pool: ScriptedPool, *, length: int = 4, batch: int = 2, max_lag: int = 
         batch_unrolls=batch,
         max_lag=max_lag,
         device=torch.device("cpu"),
+        packed=way_of_acting == "graphs",
     )
     tracker = EpisodeTracker(pool.num_rows, pool.tasks, pool.task_ids)
-    acting = EagerActing(net, store, pool.num_rows)
-    return Sampler(pool, store, acting, Publisher(Snapshot.of(net, 0)), tracker, seed=0)
+    return Sampler(pool, store, make_acting(net, store, pool.num_rows), Publisher(Snapshot.of(net, 0)), tracker, seed=0)
 
 
 def run(sampler: Sampler, steps: int) -> None:

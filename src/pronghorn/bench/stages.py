@@ -192,6 +192,8 @@ def _sampler(config: Config, pool: Pool, actor: ActorCritic) -> Sampler:
     tracker = EpisodeTracker(pool.num_rows, pool.tasks, pool.task_ids)
     leaves = stored_leaves(pool.spec, config.model)
     acting = make_acting(actor, store, pool.num_rows, leaves, config.graphs)
+    if acting.fallback:
+        print(acting.fallback, file=sys.stderr)
     return Sampler(pool, store, acting, Publisher(Snapshot.of(actor, 0)), tracker, seed=config.seed)
 
 

@@ -88,6 +88,7 @@ class Acting(ABC):
 
     def __init__(self, actor: ActorCritic, store: Store) -> None:
         self.actor, self.store, self.version = actor, store, -1
+        self.fallback = ""  # what did not work and what is done instead, to be told
 
     @abstractmethod
     def seed(self, seed: int) -> None:
@@ -196,7 +197,7 @@ class GraphActing(Acting):
     ) -> None:  # fmt: skip
         """
         leaves: of the observations, as the store holds them.
-        graphs: "auto" falls back to single operations, and says so, where graphs cannot be made or act differently;
+        graphs: "auto" falls back to single operations (see `fallback`) where graphs cannot be made or act differently;
             "on" raises PronghornError then; "off" makes none.
         queue: on what to work; None: on a queue of the store's device.
         """
@@ -380,6 +381,7 @@ class GraphActing(Acting):
         try:
             with torch.inference_mode():
                 for count in self.buckets:
+                    self._make_up(count)  # first: what another packet left there may be no index and no code
                     graph = self._queue.graph(single[count])
                     self._require_same(count, graph, single[count])
                     self._works[count] = graph
@@ -387,14 +389,13 @@ class GraphActing(Acting):
             why = f"acting by CUDA graphs failed: {str(error).strip().splitlines()[0]}"
             if required:
                 raise PronghornError(f"{why} (--graphs auto goes on without them)") from error
-            _LOG.warning("%s. Going on with single operations, which are slower (--graphs off: without this try).", why)
+            self.fallback = f"{why}. Going on with single operations, which are slower (--graphs off: without this try)"
             self._works = single
         finally:
             self._forget()
 
     def _require_same(self, count: int, graph: Work, single: Work) -> None:
         """Raises PronghornError if the graph and single operations differ on made-up rows."""
-        self._make_up(count)
         one, other = self._outcome(count, single), self._outcome(count, graph)
         same = (one["discrete"] == other["discrete"]).all(1)
         worst = {
@@ -416,27 +417,30 @@ class GraphActing(Acting):
     @torch.inference_mode()
     def _outcome(self, count: int, work: Work) -> dict[str, Tensor]:
         """All that the work of made-up rows leaves behind, on this side."""
-        num, up, store = min(count, self.num_rows), self._ups[count], self.store
+        num, store = min(count, self.num_rows), self.store
         with self._queue:
             self._state.copy_(torch.linspace(-1.0, 1.0, self._state.numel(), device=store.device).view_as(self._state))
             store.flat_state.zero_()
-            up.upload()
             work()
             self._downs[count].download()
             self._done.mark()
-            left = {name: store.flat_obs[name][:num].cpu() for name in self._leaves}
-            left |= {"state": self._state[:num].sum(1).cpu(), "start": store.flat_state[:num].cpu()}
+            left = {name: store.flat_obs[name][:num].clone().cpu() for name in self._leaves}
+            left |= {"state": self._state[:num].sum(1).cpu(), "start": store.flat_state[:num].clone().cpu()}
         self._done.sync()
         return left | {name: torch.from_numpy(y[:num].copy()) for name, y in self._downs[count].here.items()}
 
     def _make_up(self, count: int) -> None:
-        """Rows that use all of a bucket that can be used, with noise to see."""
+        """On the device: rows that use all of a bucket that can be used, with noise to see."""
         rng, num = np.random.default_rng(count), min(count, self.num_rows)
         obs = {name: _noise(leaf, num, rng) for name, leaf in self._leaves.items()}
         _, up = self._pack(obs, np.arange(num))
         up["keep"][:num] = up["at"][:num] = up["start"][:num] = np.arange(num)
         up["first"][:num] = np.arange(num) % 2
         up["uniform"][:num], up["normal"][:num] = rng.random(up["uniform"][:num].shape), 0.5
+        with self._queue:
+            self._ups[count].upload()
+            self._done.mark()
+        self._done.sync()
 
     def _forget(self) -> None:
         with self._queue:

@@ -113,6 +113,30 @@ class CudaQueue(Queue):
         return replay
 
 
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of this side on the device, without waiting for what the device still has to do."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Reader:
+    """Brings a few float32 numbers of the device to this side; the thread sleeps meanwhile."""
+
+    def __init__(self, device: torch.device, most: int = 64) -> None:
+        self._here = torch.zeros(most, pin_memory=True) if device.type == "cuda" else None
+        self._arrived = make_fence(device)
+
+    def read(self, numbers: Tensor) -> list[float]:
+        """[K], K at most `most`."""
+        if self._here is not None:
+            here = self._here[: len(numbers)]
+            here.copy_(numbers, non_blocking=True)
+            self._arrived.mark()
+            self._arrived.sync()
+            numbers = here
+        values: list[float] = numbers.tolist()
+        return values
+
+
 def make_fence(device: torch.device) -> Fence:
     """A fence in the work of that device."""
     return CudaFence() if device.type == "cuda" else Fence()

@@ -97,13 +97,13 @@ class Batch:
         """Samples that were not trained on before."""
         return self.num_samples - len(self.policy_lag) * self.num_replayed
 
-    def columns(self, index: Tensor) -> Batch:
-        """The unrolls of a minibatch; index: [b] int64."""
+    def columns(self, index: Tensor, here: NDArray[np.int64]) -> Batch:
+        """The unrolls of a minibatch; index: [b] int64 on the batch's device, and the same on this side."""
         return Batch(
             {k: v[:, index] for k, v in self.obs.items()},
             {k: v[:, index] for k, v in self.steps.items()},
             self.state[index],
-            self.policy_lag[:, index.cpu().numpy()],
+            self.policy_lag[:, here],
         )
 
 

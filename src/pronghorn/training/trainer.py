@@ -150,6 +150,7 @@ class _Run:
         self.publisher = Publisher(self.newest)
         # Before the threads start: while graphs are made, nobody else may use the device.
         acting = make_acting(actor, self.store, self.pool.num_rows, leaves, config.graphs)
+        self._notes += [acting.fallback] if acting.fallback else []
         self.sampler = Sampler(self.pool, self.store, acting, self.publisher, self.tracker, seed=seed)
         self._reports: list[dict[str, float]] = []
         self._speed = 0.0
