@@ -6,6 +6,8 @@ from this side. So is drawing random numbers, which would make a graph depend on
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -74,3 +76,25 @@ class LoggedFence(Fence):
 
     def sync(self) -> None:
         self.log.append(f"{self.name} synced")
+
+
+def know_no_autocast(monkeypatch) -> None:
+    """Autocast does not know the device that only knows shapes."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
+    monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
+
+
+class AllOn(TorchDispatchMode):
+    """Refuses operations on a tensor that lies on another device: on a GPU it would have to be brought there first."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device, self.num_operations = torch.device(device), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        elsewhere = [x for x in tree_leaves((args, kwargs, out)) if torch.is_tensor(x) and x.device != self.device]
+        if elsewhere:
+            raise RuntimeError(f"{func} meets a tensor on {elsewhere[0].device}")
+        self.num_operations += 1
+        return out

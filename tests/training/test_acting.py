@@ -18,7 +18,7 @@ from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.training.acting import Acted, EagerActing, GraphActing, Snapshot, buckets, make_acting
 from pronghorn.training.store import Store, stored_leaves
 from pronghorn.types import LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, LeafSpec
-from recorded_graphs import LoggedFence, RecordingQueue
+from recorded_graphs import AllOn, LoggedFence, RecordingQueue, know_no_autocast
 
 PIXELS = EnvSpec({"obs": LeafSpec((40, 48, 3), "uint8", "image", "hwc", 0.0, 255.0)}, ActionSpec((3, 2)))
 CONTINUOUS = EnvSpec({"x": LeafSpec((5,), "float32", "vector")}, ActionSpec((), (-1.0, -np.inf), (2.0, np.inf)))
@@ -211,6 +211,22 @@ def test_a_batch_comes_behind_the_gather_of_its_slots_and_is_marked_for_the_next
     log.clear()
     acting.write(observations(kind, 3, rng), rows)
     assert log == ["read waited for", "written marked"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_work_of_a_batch_meets_nothing_that_lies_on_this_side(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that only knows shapes, so that every tensor is either there or here."""
+    know_no_autocast(monkeypatch)
+    device = torch.device("meta")
+    actor = network(kind).to(device)
+    spec = KINDS[kind][0]
+    store = Store(leaves_of(kind), spec.action, num_slots=SLOTS, unroll_length=LENGTH, state_size=actor.state_size,
+                  batch_unrolls=2, max_lag=8, device=device)  # fmt: skip
+    acting = GraphActing(actor, store, ROWS, leaves_of(kind), graphs="off", queue=RecordingQueue())
+    acting._works[8]()  # what depends on the device alone is made once
+    with torch.inference_mode(), AllOn("meta") as seen:
+        acting._works[8]()
+    assert seen.num_operations > 10
 
 
 # ---------------------------------------------------------------- where graphs fail

@@ -1,4 +1,4 @@
-"""Optimiser steps by graphs are those of single operations: same reports and weights, on graphs as strict as a GPU's."""
+"""Optimiser steps by graphs are those of single operations; the graphs are as strict as those of a GPU."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pronghorn.defaults import resolve
 from pronghorn.errors import PronghornError
 from pronghorn.evaluation.policy import build_model
 from pronghorn.training.graphed import MAX_GRAPHS, Step, StepGraphs, gradients
-from pronghorn.training.learner import Learner
+from pronghorn.training.learner import Learner, Part
 from pronghorn.training.store import Batch
 from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
-from recorded_graphs import RecordingQueue
+from recorded_graphs import AllOn, RecordingQueue, know_no_autocast
 
 PIXELS = EnvSpec({"obs": LeafSpec((40, 48, 3), "uint8", "image", "hwc", 0.0, 255.0)}, ActionSpec((4,)))
 
@@ -127,6 +127,27 @@ def test_hyper_parameters_make_a_new_graph_and_the_learning_rate_does_not() -> N
         learner.set_hyper(value_coef=3.0, exploration_coef=0.2)
     assert_same(one, other, batches)
     assert len(other._graphs._graphs) == 2
+
+
+@pytest.mark.parametrize("algo", ["appo", "impala", "ppo"])
+@pytest.mark.parametrize("kind", ["mixed", "pixels"])
+def test_the_work_of_a_step_meets_nothing_that_lies_on_this_side(
+    algo: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that only knows shapes, so that every tensor is either there or here."""
+    know_no_autocast(monkeypatch)
+    one, batch = (pixel_learner(algo=algo), pixel_batch(0)) if kind == "pixels" else (learner_of(
+        config_of(algo=algo, threads=1, **{"learner.value_clip": 0.2})), act_out(learner_of(config_of()).model))
+    there = graphed(one)
+    there.model.to("meta")
+    there._parameters = list(there.model.parameters())
+    part = Part(batch, torch.ones(batch.policy_lag.shape), None)
+    part = part.with_tensors({name: tensor.to("meta") for name, tensor in part.tensors()})
+    there._differentiate(part)  # what depends on the device alone is made once
+    with AllOn("meta") as seen:
+        step = there._differentiate(part)
+    assert seen.num_operations > 100
+    assert step.numbers.shape == (len(step.names),)
 
 
 # ---------------------------------------------------------------- where graphs fail
