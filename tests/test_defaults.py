@@ -144,8 +144,8 @@ def test_a_gpu_gets_more_rows_and_few_threads(monkeypatch: pytest.MonkeyPatch, c
         n = config.learner
         seen[device] = (config.env.workers, config.env.envs_per_worker, config.env.groups, config.threads)
         assert config.precision == ("float32" if device == "cpu" else "bfloat16")
-        assert n.batch_unrolls == max(32, config.num_envs // 2)
-        assert config.batch_samples // n.minibatches == config.num_envs * 4
+        update = config.batch_samples // n.minibatches
+        assert update == {(2, "cpu"): 256, (2, "cuda"): 256, (16, "cpu"): 1024, (16, "cuda"): 2048}[cores, device]
     assert seen == {"cpu": (cores, 16, 2, cores), "cuda": (cores, 32, 2, min(4, cores))}
     vector = resolve(Config(env="gym:LunarLander-v3", device="cuda"), VECTOR)
     assert (vector.env.envs_per_worker, vector.threads) == (32, 1)
