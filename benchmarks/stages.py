@@ -29,7 +29,7 @@ from pronghorn.training.acting import EagerActing, Snapshot
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.sampler import Publisher, Sampler
-from pronghorn.training.store import Slots, Store, make_store
+from pronghorn.training.store import Slots, Store, make_store, stored_leaves
 from pronghorn.types import ActionSpec, EnvSpec, Event, LeafSpec, Ready
 
 DOOM = EnvSpec({"obs": LeafSpec((72, 128, 3), "uint8", "image", "hwc", 0, 255)}, ActionSpec((3, 2)), frame_skip=4)
@@ -142,14 +142,23 @@ def infer(spec: EnvSpec, num_rows: int) -> Work:
 # ---------------------------------------------------------------- learning
 
 
-def filled_store(config: Config, spec: EnvSpec, state_size: int) -> tuple[Store, Slots]:
+def filled_store(
+    config: Config, spec: EnvSpec, state_size: int, device: torch.device = CPU
+) -> tuple[Store, Slots]:
     """A store, and the slots of a batch in it whose observations are noise."""
-    store, rng = make_store(config, MadeUpPool(spec, config.num_envs), state_size, CPU), np.random.default_rng(0)
+    store, rng = make_store(config, MadeUpPool(spec, config.num_envs), state_size, device), np.random.default_rng(0)
     slots = store.acquire(config.learner.batch_unrolls, 0)
     assert slots is not None
-    for leaf in store.obs.values():
+    made_up = MadeUpPool(spec, config.learner.unroll_length + 1)
+    for name, leaf in stored_leaves(spec, config.model).items():
         for slot in slots.tolist():
-            leaf[slot].random_(0, 256) if leaf.dtype == torch.uint8 else leaf[slot].normal_()
+            unroll = store.obs[name][slot]
+            if leaf.kind == "image" and unroll.dtype == torch.uint8:
+                unroll.random_(0, 256)
+            elif unroll.is_floating_point():
+                unroll.normal_()
+            else:  # codes and masks
+                unroll.copy_(torch.from_numpy(made_up.make_up(leaf)))
     steps, shape = store.steps, store.steps["reward"].shape
     steps["reward"][:] = rng.standard_normal(shape)
     steps["terminated"][:] = rng.random(shape) < 0.01

@@ -58,7 +58,7 @@ class RecordingQueue(Queue):
         recorder = Recorder()
         with recorder:
             work()
-        self.num_graphs += 1
+        self.num_graphs, self.last = self.num_graphs + 1, recorder
         return recorder.replay
 
 

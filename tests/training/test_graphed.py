@@ -22,6 +22,7 @@ from pronghorn.config import Config, replace
 from pronghorn.defaults import resolve
 from pronghorn.errors import PronghornError
 from pronghorn.evaluation.policy import build_model
+from pronghorn.training.device import Queue
 from pronghorn.training.graphed import MAX_GRAPHS, Step, StepGraphs, gradients
 from pronghorn.training.learner import Learner, Part
 from pronghorn.training.store import Batch
@@ -94,6 +95,12 @@ def test_learning_by_graphs_is_learning(values: dict[str, Any]) -> None:
     assert len(other._graphs._graphs) == 1  # one shape, so made once
 
 
+def test_the_stand_in_of_a_cpu_leaves_what_a_graph_leaves() -> None:
+    """So that a script can be tried without a GPU."""
+    one = learner_of(config_of(threads=1))
+    assert_same(one, graphed(one, queue=Queue(torch.device("cpu"))), [act_out(one.model, seed) for seed in range(3)])
+
+
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-3)])
 def test_images_in_either_precision(precision: str, tolerance: float) -> None:
     one = pixel_learner(precision=precision)
@@ -154,19 +161,15 @@ def test_the_work_of_a_step_meets_nothing_that_lies_on_this_side(
 
 
 class Doubled(RecordingQueue):
-    """Graphs whose gradients are twice as large."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__()
-        self.parameters = parameters
+    """Graphs whose gradients, the last of their outputs, are twice as large."""
 
     def graph(self, work: Any) -> Any:
         replay = super().graph(work)
-        grads = [parameter.grad for parameter in self.parameters]
+        outputs = next(args[0] for func, args, _, _ in self.last.operations[::-1] if "foreach_copy" in str(func))
 
         def twice() -> None:
             replay()
-            for grad in grads:
+            for grad in outputs[2:]:
                 grad.mul_(2.0)
 
         return twice
@@ -175,11 +178,11 @@ class Doubled(RecordingQueue):
 def test_a_graph_with_other_gradients_is_an_error_or_a_stated_fallback(caplog: pytest.LogCaptureFixture) -> None:
     one, batches = pixel_learner(), [pixel_batch(seed) for seed in range(2)]
     strict = graphed(one)
-    strict._graphs._queue = Doubled(strict._parameters)
+    strict._graphs._queue = Doubled()
     with pytest.raises(PronghornError, match=r"differs from single operations: gradients by 1\b"):
         strict.iterate(batches[0])
     other = graphed(one, "auto")
-    other._graphs._queue = Doubled(other._parameters)
+    other._graphs._queue = Doubled()
     with caplog.at_level(logging.WARNING, "pronghorn"):
         assert_same(one, other, batches)
     assert caplog.text.count("Going on with single operations") == 1

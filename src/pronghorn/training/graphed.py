@@ -35,12 +35,16 @@ class Step(NamedTuple):
 
 
 class Graphed(NamedTuple):
-    """A graph, and the tensors that it reads and leaves."""
+    """A graph, and the tensors that it reads and writes, which stay where they are. grads: as the parameters' go."""
 
     replay: Work
     inputs: list[Tensor]
     step: Step
     grads: list[Tensor | None]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return _outputs(self.step, self.grads)
 
 
 class StepGraphs:
@@ -83,8 +87,6 @@ class StepGraphs:
             if len(self._graphs) == MAX_GRAPHS:
                 raise PronghornError(f"more than {MAX_GRAPHS} sizes of batches or hyper-parameters")
             graph = self._make(function, inputs)
-            if not self._same(function, graph):
-                return None
         except (RuntimeError, PronghornError) as error:
             why = f"learning by CUDA graphs failed: {str(error).strip().splitlines()[0]}"
             if self._required:
@@ -92,45 +94,61 @@ class StepGraphs:
             _LOG.warning("%s. Going on with single operations, which are slower (--graphs off: without this try).", why)
             self._given_up = True
             return None
-        self._graphs[key] = graph
+        if graph is not None:
+            self._graphs[key] = graph
         return graph
 
-    def _make(self, function: Callable[[Sequence[Tensor]], Step], inputs: Sequence[Tensor]) -> Graphed:
+    def _make(self, function: Callable[[Sequence[Tensor]], Step], inputs: Sequence[Tensor]) -> Graphed | None:
+        """A graph that does what the function does; None if its numbers are not finite, so that nothing can be told.
+
+        Raises PronghornError if the graph gives others.
+        """
         static = [x.clone() for x in inputs]
-        left: list[Step] = []
+        expected = self._run(function, static)
+        if not math.isfinite(sum(expected.step.numbers.tolist())):
+            return None
+        step = expected.step._replace(numbers=expected.step.numbers.clone(), targets=expected.step.targets.clone())
+        outputs = _outputs(step, grads := [None if g is None else torch.zeros_like(g) for g in expected.grads])
 
         def work() -> None:
-            for parameter in self._parameters:
-                parameter.grad = None  # so that gradients are new tensors, and in a capture the graph's own
-            left[:] = [function(static)]
+            torch._foreach_copy_(outputs, self._run(function, static).outputs)
 
-        replay = self._queue.graph(work)
-        return Graphed(replay, static, left[0], [parameter.grad for parameter in self._parameters])
-
-    def _same(self, function: Callable[[Sequence[Tensor]], Step], graph: Graphed) -> bool:
-        """Whether the graph gives the function's numbers and gradients; False if those are not finite, so say nothing.
-
-        Raises PronghornError if it does not.
-        """
-        numbers = function(graph.inputs).numbers
-        grads = [parameter.grad for parameter in self._parameters]
+        graph = Graphed(self._queue.graph(work), static, step, grads)
+        for output in outputs:
+            output.fill_(torch.nan)
         graph.replay()
-        missing = [(a is None) != (b is None) for a, b in zip(grads, graph.grads, strict=True)]
+        self._require_same(expected, graph)
+        return graph
+
+    def _run(self, function: Callable[[Sequence[Tensor]], Step], inputs: list[Tensor]) -> Graphed:
+        """The function itself, with gradients that are new tensors: in a capture, the graph's own."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        step = function(inputs)
+        return Graphed(lambda: None, inputs, step, [parameter.grad for parameter in self._parameters])
+
+    def _require_same(self, expected: Graphed, graph: Graphed) -> None:
+        pairs = [(a, b) for a, b in zip(expected.grads, graph.grads, strict=True) if a is not None and b is not None]
         # ||g - g'|| / ||g||, and each number against its size
-        pairs = [(a, b) for a, b in zip(grads, graph.grads, strict=True) if a is not None and b is not None]
         whole = torch.stack([a.norm() for a, _ in pairs]).norm()
         apart = torch.stack([(a - b).norm() for a, b in pairs]).norm() / (whole + 1e-12)
+        numbers = expected.step.numbers
         numbers_apart = ((numbers - graph.step.numbers).abs() / (numbers.abs() + 1.0)).max()
-        size, *worst = torch.stack((whole + numbers.sum(), apart, numbers_apart)).tolist()
-        if not math.isfinite(size):
-            return False
-        _LOG.debug("graph of an optimiser step: gradients %.2g apart, numbers %.2g", *worst)
-        if any(missing) or not max(worst) <= self._tolerance or not all(map(math.isfinite, worst)):
+        targets = expected.step.targets
+        targets_apart = ((targets - graph.step.targets).abs() / (targets.abs() + 1.0)).max()
+        worst = dict(zip(("gradients", "numbers", "targets"),
+                         torch.stack((apart, numbers_apart, targets_apart)).tolist(), strict=True))  # fmt: skip
+        differences = ", ".join(f"{name} by {value:.2g}" for name, value in worst.items())
+        _LOG.debug("a graph of an optimiser step differs from single operations: %s", differences)
+        if not all(value <= self._tolerance for value in worst.values()):  # nan is not
             raise PronghornError(
-                f"a graph of an optimiser step differs from single operations: gradients by {worst[0]:.2g}, numbers "
-                f"by {worst[1]:.2g} (at most {self._tolerance:g})"
+                f"a graph of an optimiser step differs from single operations: {differences} (at most "
+                f"{self._tolerance:g})"
             )
-        return True
+
+
+def _outputs(step: Step, grads: Sequence[Tensor | None]) -> list[Tensor]:
+    return [step.numbers, step.targets, *(grad for grad in grads if grad is not None)]
 
 
 def gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor | None]:
