@@ -1,4 +1,4 @@
-"""The check of a GPU, tried on a CPU: what it compares, what it says of what it could not measure, how it is started."""
+"""The check of a GPU, tried on a CPU: what it compares, what it says of what it could not measure, how it begins."""
 
 from __future__ import annotations
 

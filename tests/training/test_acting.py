@@ -266,6 +266,7 @@ def test_a_graph_that_fails_is_an_error_or_a_stated_fallback(
     acting = GraphActing(net, store_of(kind, net), ROWS, leaves_of(kind), queue=queue())
     assert why in acting.fallback
     assert "Going on with single operations" in acting.fallback
+    assert acting.describe().startswith("by single operations")
     for expected, seen in zip(play(eager(kind), kind), play(acting, kind), strict=True):
         assert np.allclose(expected.value, seen.value, rtol=1e-4, atol=1e-5)
 
@@ -291,6 +292,8 @@ def test_off_makes_no_graph_and_acts_alike() -> None:
     kind = "pixels-gru"
     acting = graphed(kind, graphs="off")
     assert acting._queue.num_graphs == 0
+    assert acting.describe() == "by single operations of 8, 16, 20 rows"
+    assert graphed(kind).describe() == "by CUDA graphs of 8, 16, 20 rows"
     for expected, seen in zip(play(eager(kind), kind), play(acting, kind), strict=True):
         assert np.allclose(expected.log_prob, seen.log_prob, rtol=1e-4, atol=1e-5)
 

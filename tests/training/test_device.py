@@ -11,7 +11,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pronghorn.training.device import ALIGNMENT, Array, Fence, Packet, Queue, make_fence, make_queue, packet_bytes, wide
+from pronghorn.training.device import (
+    ALIGNMENT,
+    Array,
+    Fence,
+    Packet,
+    Queue,
+    cause,
+    make_fence,
+    make_queue,
+    packet_bytes,
+    wide,
+)
 from recorded_graphs import RecordingQueue
 
 ARRAYS = {
@@ -87,6 +98,21 @@ def test_a_cpu_has_stand_ins_that_need_no_waiting() -> None:
     before = len(done)
     again()
     assert len(done) == before + 1
+
+
+def fail_twice() -> None:
+    try:
+        raise RuntimeError("operation not permitted\nmore of it")
+    finally:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_the_cause_of_an_error_is_the_first_one() -> None:
+    """As of a capture: the operation that it refused, not that its end failed too."""
+    with pytest.raises(RuntimeError) as info:
+        fail_twice()
+    assert cause(info.value) == "operation not permitted"
+    assert cause(ValueError()) == "ValueError()"
 
 
 def test_recorded_graphs_do_the_same_again_on_the_same_memory_with_the_same_numbers() -> None:

@@ -26,6 +26,7 @@ from pronghorn.training.device import (
     Packet,
     Queue,
     Work,
+    cause,
     make_fence,
     make_queue,
     packet_bytes,
@@ -89,6 +90,10 @@ class Acting(ABC):
     def __init__(self, actor: ActorCritic, store: Store) -> None:
         self.actor, self.store, self.version = actor, store, -1
         self.fallback = ""  # what did not work and what is done instead, to be told
+
+    def describe(self) -> str:
+        """In a few words, for the run's header."""
+        return "by single operations"
 
     @abstractmethod
     def seed(self, seed: int) -> None:
@@ -213,10 +218,13 @@ class GraphActing(Acting):
         self.buckets = buckets(num_rows)
         self._make_packets()
         self._works: dict[int, Work] = {count: self._work(count) for count in self.buckets}
-        if graphs != "off":
-            self._capture(required=graphs == "on")
+        self._graphed = graphs != "off" and self._capture(required=graphs == "on")
 
     # ------------------------------------------------------------ the interface
+
+    def describe(self) -> str:
+        how = "by CUDA graphs" if self._graphed else "by single operations"
+        return f"{how} of {', '.join(map(str, self.buckets))} rows"
 
     def seed(self, seed: int) -> None:
         self._generator.manual_seed(seed)
@@ -310,9 +318,11 @@ class GraphActing(Acting):
         def work() -> None:
             store.put(obs, x["at"])
             state = self._state.index_select(0, x["rows"])
-            store.flat_state.index_copy_(0, x["start"], state)
+            if actor.state_size:
+                store.flat_state.index_copy_(0, x["start"], state)
             out = actor({name: leaf.unsqueeze(0) for name, leaf in obs.items()}, state, x["first"].unsqueeze(0))
-            self._state.index_copy_(0, x["keep"], out.state)
+            if actor.state_size:
+                self._state.index_copy_(0, x["keep"], out.state)
             distribution = actor.distribution(out.params[0], obs)
             discrete, continuous = distribution.sample_from(x["uniform"], x["normal"])
             y["discrete"].copy_(discrete)
@@ -375,8 +385,11 @@ class GraphActing(Acting):
 
     # ------------------------------------------------------------ graphs
 
-    def _capture(self, *, required: bool) -> None:
-        """A graph for each bucket, if they act as single operations do. Before any row acts: it writes everywhere."""
+    def _capture(self, *, required: bool) -> bool:
+        """A graph for each bucket, if they act as single operations do. Before any row acts: it writes everywhere.
+
+        Returns whether there are graphs now.
+        """
         single = dict(self._works)
         try:
             with torch.inference_mode():
@@ -386,13 +399,15 @@ class GraphActing(Acting):
                     self._require_same(count, graph, single[count])
                     self._works[count] = graph
         except (RuntimeError, PronghornError) as error:
-            why = f"acting by CUDA graphs failed: {str(error).strip().splitlines()[0]}"
+            why = f"acting by CUDA graphs failed: {cause(error)}"
             if required:
                 raise PronghornError(f"{why} (--graphs auto goes on without them)") from error
             self.fallback = f"{why}. Going on with single operations, which are slower (--graphs off: without this try)"
             self._works = single
+            return False
         finally:
             self._forget()
+        return True
 
     def _require_same(self, count: int, graph: Work, single: Work) -> None:
         """Raises PronghornError if the graph and single operations differ on made-up rows."""

@@ -137,6 +137,13 @@ class Reader:
         return values
 
 
+def cause(error: BaseException) -> str:
+    """The first line of what went wrong first: a capture that ends badly says only that something did before."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
 def make_fence(device: torch.device) -> Fence:
     """A fence in the work of that device."""
     return CudaFence() if device.type == "cuda" else Fence()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pronghorn.errors import PronghornError
-from pronghorn.training.device import Queue, Work
+from pronghorn.training.device import Queue, Work, cause
 
 MAX_GRAPHS = 8  # each takes a second and memory; a run that needs more keeps changing sizes or hyper-parameters
 TOLERANCE = {False: 1e-3, True: 3e-2}  # by the arithmetic, float32 or bfloat16: kernels may add up in any order
@@ -88,7 +88,7 @@ class StepGraphs:
                 raise PronghornError(f"more than {MAX_GRAPHS} sizes of batches or hyper-parameters")
             graph = self._make(function, inputs)
         except (RuntimeError, PronghornError) as error:
-            why = f"learning by CUDA graphs failed: {str(error).strip().splitlines()[0]}"
+            why = f"learning by CUDA graphs failed: {cause(error)}"
             if self._required:
                 raise PronghornError(f"{why} (--graphs auto goes on without them)") from error
             _LOG.warning("%s. Going on with single operations, which are slower (--graphs off: without this try).", why)

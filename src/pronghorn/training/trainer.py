@@ -482,6 +482,8 @@ class _Run:
         seen = ", ".join(f"{name} ({leaf})" for name, leaf in self.pool.spec.observation.items())
         _LOG.info("observation: %s. action: %s", seen, self.pool.spec.action)
         _LOG.info("model: %s parameters, arithmetic in %s", f"{self.model.num_parameters:,}", c.precision)
+        if self.device.type == "cuda":
+            _LOG.info("acting: %s", self.sampler.acting.describe())
         batch = f"batches of {n.batch_unrolls} unrolls x {n.unroll_length} steps = {c.batch_samples} samples"
         if n.replay_fraction:
             batch += f", {n.batch_unrolls - c.fresh_unrolls} of the unrolls from replay of the last {n.replay_unrolls}"
