@@ -282,21 +282,19 @@ LONGEST_S = {"doom": 240.0, "atari": 150.0}  # what is left of --minutes must be
 # ---------------------------------------------------------------- the report
 
 
-def measure(check: Check, parts: list[str], until: float) -> Record:
-    """Every part that there is time for; one that fails says why and the others go on."""
-    record: Record = {}
-    for name in parts:
-        print(f"{name} ...", flush=True)
-        left = until - time.monotonic()
-        try:
-            if left < LONGEST_S.get(name, 0.0) * min(1.0, check.seconds / 45.0):
-                raise PronghornError(f"left out: {left:.0f} s remain of --minutes")
-            record[name] = PARTS[name](check)
-            print("\n".join(lines_of(name, record[name])), flush=True)
-        except (PronghornError, RuntimeError, OSError) as error:
-            record[name], record[f"{name}_error"] = None, str(error)
-            print(f"  not measured: {error}", flush=True)
-    return record
+def measure(check: Check, name: str, until: float) -> Record:
+    """One part, if there is time for it; one that fails is null and says why."""
+    print(f"{name} ...", flush=True)
+    left = until - time.monotonic()
+    try:
+        if left < LONGEST_S.get(name, 0.0) * min(1.0, 0.2 + check.seconds / 45.0):
+            raise PronghornError(f"left out: {left:.0f} s remain of --minutes")
+        result = PARTS[name](check)
+    except (PronghornError, RuntimeError, OSError) as error:
+        print(f"  not measured: {error}", flush=True)
+        return {name: None, f"{name}_error": str(error)}
+    print("\n".join(lines_of(name, result)), flush=True)
+    return {name: result}
 
 
 def lines_of(name: str, result: Record) -> list[str]:
@@ -359,15 +357,15 @@ def main(argv: list[str] | None = None) -> int:
     check = Check(pick_device(args.device), args.seconds, args.rows, args.small)
     record: Record = {"machine": machine(check.device), "seconds": args.seconds}
     print(", ".join(f"{key} {value}" for key, value in record["machine"].items()), flush=True)
-    record |= measure(check, args.parts, started + 60.0 * args.minutes)
-    record["targets"] = targets(record)
+    for part in args.parts:
+        record |= measure(check, part, started + 60.0 * args.minutes)
+        record |= {"targets": targets(record), "took_s": time.monotonic() - started}
+        if args.json:  # after each part, so that what was measured is not lost
+            args.json.write_text(json.dumps(record, indent=2, default=float) + "\n", encoding="utf-8")
     for row in record["targets"]:
         seen = "not measured" if row["seen"] is None else f"{row['seen']:,.2f}"
         word = {None: "", True: ": met", False: ": missed"}[row["met"]]
         print(f"{row['part']}, {row['what']}: {seen} (target {row['wanted']:,.2f}){word}")
-    record["took_s"] = time.monotonic() - started
-    if args.json:
-        args.json.write_text(json.dumps(record, indent=2, default=float) + "\n", encoding="utf-8")
     if "parity" not in args.parts:
         return 0
     return 0 if record["parity"] and all(r["passed"] for r in record["parity"].values()) else 1

@@ -22,4 +22,4 @@ if [ -n "${WHEELS:-}" ]; then
   "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$WHEELS"/*.whl
 fi
 export PYTHONPATH="$root/src:$site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-timeout --kill-after=10 480 "$python" "$root/benchmarks/gpu_check.py" "$@"
+timeout --kill-after=30 480 "$python" "$root/benchmarks/gpu_check.py" "$@"

@@ -18,6 +18,7 @@ from pronghorn.training.device import (
     Packet,
     Queue,
     cause,
+    columns,
     make_fence,
     make_queue,
     packet_bytes,
@@ -87,12 +88,21 @@ def test_a_wide_view_is_the_same_rows_in_as_few_entries_as_can_be(shape, dtype, 
     assert torch.equal(copy, array.flip(0))
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 8, 9, 3), (3, 5, 7), (3, 5), (3, 5, 0)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64, torch.bool])
+def test_columns_are_what_indexing_gives(shape, dtype) -> None:
+    array, index = torch.arange(int(np.prod(shape))).view(shape).to(dtype), torch.tensor([4, 0, 0, 2])
+    assert torch.equal(columns(array, index), array[:, index])
+    assert columns(array, index).dtype == dtype
+
+
 def test_a_cpu_has_stand_ins_that_need_no_waiting() -> None:
     cpu, done = torch.device("cpu"), []
     fence, queue = make_fence(cpu), make_queue(cpu)
     assert type(fence) is Fence
     assert type(queue) is Queue
-    fence.mark(), fence.wait(), fence.sync()
+    for call in (fence.mark, fence.wait, fence.sync):
+        call()
     with queue:
         again = queue.graph(lambda: done.append(1))
     before = len(done)

@@ -285,7 +285,8 @@ class GraphActing(Acting):
         up, store = packet.here, self.store
         up["rows"][:num], up["rows"][num:] = rows, self.num_rows
         up["keep"][:], up["at"][:], up["start"][:] = self.num_rows, store.spare, store.spare_slot
-        up["first"][:] = False
+        # Draws too: what another bucket left there may be no number in [0, 1), and would pick an action that is none.
+        up["first"][:], up["uniform"][:], up["normal"][:] = False, 0.0, 0.0
         self._stage(packet, obs, num)
         return count, up
 
@@ -435,7 +436,9 @@ class GraphActing(Acting):
         num, store = min(count, self.num_rows), self.store
         with self._queue:
             self._state.copy_(torch.linspace(-1.0, 1.0, self._state.numel(), device=store.device).view_as(self._state))
-            store.flat_state.zero_()
+            # what the work before left must not be taken for this one's
+            for left_over in (store.flat_state, *store.flat_obs.values(), *self._downs[count].there.values()):
+                left_over.zero_()
             work()
             self._downs[count].download()
             self._done.mark()

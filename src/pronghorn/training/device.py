@@ -228,6 +228,13 @@ def wide(array: Tensor) -> Tensor:
     return rows.view(next(fitting)) if num_bytes else rows
 
 
+def columns(array: Tensor, index: Tensor) -> Tensor:
+    """`array[:, index]` of a contiguous [T, B, ...] on a device, moved in wide entries; index: [b] int64."""
+    entries = wide(array.flatten(0, 1))
+    taken = entries.view(*array.shape[:2], entries.shape[1]).index_select(1, index)  # [T, b, k]
+    return taken.view(array.dtype).view(len(array), len(index), *array.shape[2:])
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """Of NumPy's name."""
     return torch.from_numpy(np.zeros(0, np.dtype(name))).dtype

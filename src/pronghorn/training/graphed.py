@@ -125,6 +125,8 @@ class StepGraphs:
         for parameter in self._parameters:
             parameter.grad = None
         step = function(inputs)
+        # A graph of gradients that lives on would keep nodes of another stream, which a capture cannot follow.
+        assert not any(tensor.requires_grad for tensor in (step.numbers, step.targets))
         return Graphed(lambda: None, inputs, step, [parameter.grad for parameter in self._parameters])
 
     def _require_same(self, expected: Graphed, graph: Graphed) -> None:

@@ -27,7 +27,16 @@ from torch import Tensor
 
 from pronghorn.config import Config, ModelConfig
 from pronghorn.errors import StoreError
-from pronghorn.training.device import Array, Packet, make_fence, packet_bytes, pinned, torch_dtype, wide
+from pronghorn.training.device import (
+    Array,
+    Packet,
+    columns,
+    make_fence,
+    packet_bytes,
+    pinned,
+    torch_dtype,
+    wide,
+)
 from pronghorn.types import LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, LeafSpec, Pool
 
 Slots = NDArray[np.int64]
@@ -99,8 +108,9 @@ class Batch:
 
     def columns(self, index: Tensor, here: NDArray[np.int64]) -> Batch:
         """The unrolls of a minibatch; index: [b] int64 on the batch's device, and the same on this side."""
+        take = columns if self.state.is_cuda else lambda leaf, index: leaf[:, index]
         return Batch(
-            {k: v[:, index] for k, v in self.obs.items()},
+            {k: take(v, index) for k, v in self.obs.items()},
             {k: v[:, index] for k, v in self.steps.items()},
             self.state[index],
             self.policy_lag[:, here],
