@@ -25,10 +25,11 @@ from pronghorn.envs.registry import make_pool
 from pronghorn.evaluation.policy import build_model
 from pronghorn.ops.distributions import ActionDistribution, num_params
 from pronghorn.ops.returns import vtrace
+from pronghorn.training.acting import EagerActing, Snapshot
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker
-from pronghorn.training.sampler import Publisher, Sampler, Snapshot
-from pronghorn.training.store import Slots, Store, make_store
+from pronghorn.training.sampler import Publisher, Sampler
+from pronghorn.training.store import Slots, Store, make_store, stored_leaves
 from pronghorn.types import ActionSpec, EnvSpec, Event, LeafSpec, Ready
 
 DOOM = EnvSpec({"obs": LeafSpec((72, 128, 3), "uint8", "image", "hwc", 0, 255)}, ActionSpec((3, 2)), frame_skip=4)
@@ -88,7 +89,8 @@ def sample(num_rows: int) -> Work:
     config, pool, policy = settings(LANDER, num_rows), ReplayedPool(LANDER, num_rows), ConstantPolicy(LANDER)
     store = make_store(config, pool, policy.state_size, CPU)
     tracker = EpisodeTracker(num_rows, pool.tasks, pool.task_ids)
-    sampler = Sampler(pool, store, policy, Publisher(Snapshot.of(policy, 0)), tracker, seed=0)
+    acting = EagerActing(policy, store, num_rows)
+    sampler = Sampler(pool, store, acting, Publisher(Snapshot.of(policy, 0)), tracker, seed=0)
     while True:
         before = sampler.num_steps
         for _ in range(config.learner.unroll_length):
@@ -133,21 +135,30 @@ def _on_one_core() -> Iterator[None]:
 
 
 def infer(spec: EnvSpec, num_rows: int) -> Work:
-    """The forward pass of the default network, and its sampled actions with their log-probs: `Sampler.infer`."""
+    """The forward pass of the default network, and its sampled actions with their log-probs: `EagerActing.infer`."""
     return act(settings(spec, num_rows), spec)
 
 
 # ---------------------------------------------------------------- learning
 
 
-def filled_store(config: Config, spec: EnvSpec, state_size: int) -> tuple[Store, Slots]:
+def filled_store(
+    config: Config, spec: EnvSpec, state_size: int, device: torch.device = CPU
+) -> tuple[Store, Slots]:
     """A store, and the slots of a batch in it whose observations are noise."""
-    store, rng = make_store(config, MadeUpPool(spec, config.num_envs), state_size, CPU), np.random.default_rng(0)
+    store, rng = make_store(config, MadeUpPool(spec, config.num_envs), state_size, device), np.random.default_rng(0)
     slots = store.acquire(config.learner.batch_unrolls, 0)
     assert slots is not None
-    for leaf in store.obs.values():
+    made_up = MadeUpPool(spec, config.learner.unroll_length + 1)
+    for name, leaf in stored_leaves(spec, config.model).items():
         for slot in slots.tolist():
-            leaf[slot].random_(0, 256) if leaf.dtype == torch.uint8 else leaf[slot].normal_()
+            unroll = store.obs[name][slot]
+            if leaf.kind == "image" and unroll.dtype == torch.uint8:
+                unroll.random_(0, 256)
+            elif unroll.is_floating_point():
+                unroll.normal_()
+            else:  # codes and masks
+                unroll.copy_(torch.from_numpy(made_up.make_up(leaf)))
     steps, shape = store.steps, store.steps["reward"].shape
     steps["reward"][:] = rng.standard_normal(shape)
     steps["terminated"][:] = rng.random(shape) < 0.01

@@ -132,6 +132,25 @@ def test_images_are_computed_in_bfloat16_where_there_are_instructions_for_it(mon
         assert resolved(VECTOR).precision == "float32"  # too small for it to pay
 
 
+@pytest.mark.parametrize("cores", [2, 16])
+def test_a_gpu_gets_more_rows_and_few_threads(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    """512 rows for 16 cores: the sampler serves up to 256 at once, the learner updates from 2,048 steps."""
+    for question in ("has_gpu", "computes_bfloat16"):
+        monkeypatch.setattr(f"pronghorn.defaults.{question}", lambda device: device != "cpu")
+    monkeypatch.setattr("pronghorn.defaults.available_cores", lambda: cores)
+    seen = {}
+    for device in ("cpu", "cuda"):
+        config = resolve(Config(env="doom:basic", device=device), PIXELS)
+        n = config.learner
+        seen[device] = (config.env.workers, config.env.envs_per_worker, config.env.groups, config.threads)
+        assert config.precision == ("float32" if device == "cpu" else "bfloat16")
+        update = config.batch_samples // n.minibatches
+        assert update == {(2, "cpu"): 256, (2, "cuda"): 256, (16, "cpu"): 1024, (16, "cuda"): 2048}[cores, device]
+    assert seen == {"cpu": (cores, 16, 2, cores), "cuda": (cores, 32, 2, min(4, cores))}
+    vector = resolve(Config(env="gym:LunarLander-v3", device="cuda"), VECTOR)
+    assert (vector.env.envs_per_worker, vector.threads) == (32, 1)
+
+
 def test_a_value_that_was_set_wins_over_kind_and_algorithm() -> None:
     assert resolved(algo="ppo").learner.ppo_clip == 0.2
     assert resolved(algo="ppo", **{"learner.ppo_clip": 0.3}).learner.ppo_clip == 0.3

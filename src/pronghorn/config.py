@@ -278,7 +278,10 @@ class Config:
     """Arithmetic of encoders and memories; weights, heads and losses are always float32. auto: bfloat16 for images,
     where the processor or the GPU has instructions for it."""
     threads: Annotated[Auto[int], _AUTO_INT] = AUTO
-    """Threads that learning may use on a CPU; acting beside it uses half of them."""
+    """Threads that learning may use on a CPU; acting beside it uses half of them. With a GPU they only copy."""
+    graphs: Literal["auto", "on", "off"] = "auto"
+    """CUDA graphs of acting and of optimiser steps on a GPU, which start hundreds of operations as one. auto: single
+    operations instead, with a warning, where a graph cannot be made or gives other results; on: that is an error."""
     deterministic: bool = False
     """Bitwise reproducible on a CPU from the seed; needs --max-lag 0 or 1."""
     run_dir: str = ""

@@ -16,10 +16,11 @@ from typing import Any
 from pronghorn.config import Config, replace, walk
 from pronghorn.envworker.loading import vector_entry_point
 from pronghorn.errors import ConfigError, UsageError
-from pronghorn.machine import available_cores, computes_bfloat16
+from pronghorn.machine import available_cores, computes_bfloat16, has_gpu
 from pronghorn.rules import validate, validate_sizes
 from pronghorn.types import EnvSpec
 
+GPU_THREADS = 4  # of learning, where a GPU does the arithmetic; acting has half
 VECTOR_ROWS = 512  # of an environment that steps its rows as one
 
 
@@ -51,7 +52,9 @@ def resolve_env(config: Config) -> Config:
     config = with_defaults(config, {"env.vector_rows": VECTOR_ROWS if _steps_rows_as_one(config) else 0})
     if config.env.vector_rows:  # one worker, as a step of all rows costs little; two environments that take turns
         config = with_defaults(config, {"env.workers": 1, "env.envs_per_worker": 2 * len(config.env_names)})
-    defaults = {"env.workers": available_cores(), "env.envs_per_worker": 16 if pixels else 32}
+    # A GPU acts on twice the rows in little more time, and the sampler serves half as many batches for as many steps.
+    per_worker = 32 if not pixels or has_gpu(config.device) else 16
+    defaults = {"env.workers": available_cores(), "env.envs_per_worker": per_worker}
     config = with_defaults(config, defaults)
     return with_defaults(config, {"env.groups": max(1, min(2, config.env.envs_per_worker))})
 
@@ -85,7 +88,9 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     # In fewer bits, rows that act alone and in company differ more; the deterministic modes are for checking.
     fast_in_bits = kind == "pixels" and not config.deterministic and computes_bfloat16(config.device)
     precision = "bfloat16" if fast_in_bits else "float32"
-    config = with_defaults(config, {"threads": available_cores(), "precision": precision})
+    # With a GPU threads only copy frames to where it fetches them; more would take cores from environments.
+    threads = min(GPU_THREADS, available_cores()) if has_gpu(config.device) else available_cores()
+    config = with_defaults(config, {"threads": threads, "precision": precision})
     num_rows = config.num_envs * spec.rows_per_env
     if spec.rows_wait and config.max_lag <= 1:
         rule = "must be at least 2 here: rows of this environment may wait (agents in turns, next-step auto-reset)"

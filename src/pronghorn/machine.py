@@ -33,11 +33,18 @@ def available_cores() -> int:
     return min([cores, *(max(1, int(quota)) for quota in map(_quota, _groups("cpu")) if quota is not None)])
 
 
+def has_gpu(device: str) -> bool:
+    """Whether a run with `device` ('auto', 'cpu', 'cuda') has a GPU here."""
+    import torch
+
+    return device != "cpu" and torch.cuda.is_available()
+
+
 def computes_bfloat16(device: str) -> bool:
     """Whether `device` ('auto', 'cpu', 'cuda') has instructions for bfloat16, so that arithmetic in it is faster."""
     import torch
 
-    if device != "cpu" and torch.cuda.is_available():
+    if has_gpu(device):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool({"avx512_bf16", "amx_bf16"} & _cpu_flags())
 

@@ -16,11 +16,28 @@ from playing import toy
 from pronghorn.config import ModelConfig
 from pronghorn.envs.workers import ResolvedEnv, WorkerPool
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
+from pronghorn.training.acting import Acting, EagerActing, GraphActing, Snapshot
 from pronghorn.training.metrics import EpisodeTracker
-from pronghorn.training.sampler import Publisher, Sampler, Snapshot
+from pronghorn.training.sampler import Publisher, Sampler
 from pronghorn.training.store import Store, stored_leaves
-from pronghorn.types import EnvSpec, Pool
+from pronghorn.types import EnvSpec, LeafSpec, Pool
+from recorded_graphs import RecordingQueue
 from scripted_pool import ScriptedPool
+
+way_of_acting = "eager"
+
+
+@pytest.fixture(autouse=True, params=["eager", "graphs"])
+def _both_ways(request: pytest.FixtureRequest) -> None:
+    """Everything here holds on a CPU and, with graphs as strict as there, on a GPU."""
+    global way_of_acting
+    way_of_acting = request.param
+
+
+def make_acting(net: ActorCritic, store: Store, num_rows: int, leaves: dict[str, LeafSpec]) -> Acting:
+    if way_of_acting == "eager":
+        return EagerActing(net, store, num_rows)
+    return GraphActing(net, store, num_rows, leaves, graphs="on", queue=RecordingQueue())
 
 
 class CountingNet(ActorCritic):
@@ -45,8 +62,9 @@ class CountingNet(ActorCritic):
 
 def make(pool: Pool, *, length: int = 4, batch: int = 2, max_lag: int = 8, slots: int | None = None) -> Sampler:
     net = CountingNet(pool.spec)
+    leaves = stored_leaves(pool.spec, ModelConfig(last_action=True, last_reward=True))
     store = Store(
-        stored_leaves(pool.spec, ModelConfig(last_action=True, last_reward=True)),
+        leaves,
         pool.spec.action,
         num_slots=slots or pool.num_rows + 2 * batch,
         unroll_length=length,
@@ -54,9 +72,11 @@ def make(pool: Pool, *, length: int = 4, batch: int = 2, max_lag: int = 8, slots
         batch_unrolls=batch,
         max_lag=max_lag,
         device=torch.device("cpu"),
+        packed=way_of_acting == "graphs",
     )
     tracker = EpisodeTracker(pool.num_rows, pool.tasks, pool.task_ids)
-    return Sampler(pool, store, net, Publisher(Snapshot.of(net, 0)), tracker, seed=0)
+    acting = make_acting(net, store, pool.num_rows, leaves)
+    return Sampler(pool, store, acting, Publisher(Snapshot.of(net, 0)), tracker, seed=0)
 
 
 def run(sampler: Sampler, steps: int) -> None:
@@ -119,7 +139,7 @@ def test_the_state_of_an_unroll_is_the_one_before_its_first_step() -> None:
     sampler = make(ScriptedPool([100, 4]), length=4, batch=8)
     run(sampler, 9)
     store = sampler.store
-    net = sampler.actor
+    net = sampler.acting.actor
     for slot in full_slots(sampler):
         obs = {"obs": store.obs["obs"][slot][:, None]}
         first = torch.from_numpy(store.steps["first"][slot][:, None].copy())

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from pronghorn.errors import StoreError
 from pronghorn.training.store import Batch, Replay, Store
 from pronghorn.types import ActionSpec, LeafSpec
+from recorded_graphs import LoggedFence
 
 
 def make_store(num_slots: int = 8, batch: int = 2, max_lag: int = 4, length: int = 3) -> Store:
@@ -220,3 +226,50 @@ def test_tickets_come_back_from_every_unroll_that_is_given_up() -> None:
     store.discard(slots, lost=False)
     assert store.num_discarded == 0
     assert store.acquire(2, 0) is not None
+
+
+def test_a_packed_gather_is_the_same_batch() -> None:
+    """As on a GPU: numbers in one packet, observations by their rows; values name their slot and step."""
+    leaves = {
+        "image": LeafSpec((4, 5, 2), "uint8", "image"),
+        "x": LeafSpec((2,), "float32", "vector"),
+        "level": LeafSpec((), "float32", "vector"),
+    }
+    action = ActionSpec(discrete=(3, 2), low=(-1.0,), high=(1.0,))
+    stores = [
+        Store(leaves, action, num_slots=7, unroll_length=3, state_size=2, batch_unrolls=3, max_lag=4,
+              device=torch.device("cpu"), packed=packed) for packed in (False, True)
+    ]  # fmt: skip
+    for store in stores:
+        rng = np.random.default_rng(0)
+        for leaf in store.obs.values():
+            leaf.copy_(torch.from_numpy(rng.integers(0, 200, leaf.shape)))
+        store.state.copy_(torch.from_numpy(rng.random((7, 2))))
+        for name, numbers in store.steps.items():
+            numbers[...] = rng.integers(0, 2 if numbers.dtype == bool else 9, numbers.shape)
+            assert store.flat_steps[name].base is not None
+    for slots in (np.array([4, 0, 6]), np.array([1, 2, 3])):
+        plain, packed = (store.gather(slots, 9) for store in stores)
+        assert packed.obs["image"].is_contiguous()
+        for name, leaf in plain.obs.items():
+            assert torch.equal(leaf, packed.obs[name]), name
+        assert plain.steps.keys() == packed.steps.keys()
+        for name, numbers in plain.steps.items():
+            assert numbers.dtype == packed.steps[name].dtype
+            assert torch.equal(numbers, packed.steps[name]), name
+        assert torch.equal(plain.state, packed.state)
+        assert np.array_equal(plain.policy_lag, packed.policy_lag)
+
+
+def test_a_packed_gather_comes_behind_what_was_written_and_before_what_comes_next() -> None:
+    store = make_store()
+    packed = Store(
+        {"obs": LeafSpec((2,), "float32", "vector")}, ActionSpec(discrete=(3,)), num_slots=8, unroll_length=3,
+        state_size=1, batch_unrolls=2, max_lag=4, device=torch.device("cpu"), packed=True,
+    )  # fmt: skip
+    log: list[str] = []
+    packed.written, packed.read, packed._uploaded = (LoggedFence(n, log) for n in ("written", "read", "uploaded"))
+    packed.gather(np.array([1, 2]), 0)
+    assert log == ["uploaded synced", "uploaded marked", "written waited for", "read marked"]
+    assert store.spare == 8 * 4
+    assert store.flat_obs["obs"].shape[0] == 8 * 4 + 1  # one row that belongs to no slot

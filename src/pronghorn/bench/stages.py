@@ -32,9 +32,10 @@ from pronghorn.machine import keep_memory_mapped, limit_threads, pick_device
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.ops.distributions import num_params
 from pronghorn.settings_file import from_toml
+from pronghorn.training.acting import EagerActing, Snapshot, make_acting
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker
-from pronghorn.training.sampler import Publisher, Sampler, Snapshot
+from pronghorn.training.sampler import Publisher, Sampler
 from pronghorn.training.store import make_replay, make_store, stored_leaves
 from pronghorn.training.trainer import train
 from pronghorn.types import EnvSpec, Event, LeafSpec, Pool, Ready
@@ -62,15 +63,21 @@ def simulate(config: Config, spec: EnvSpec) -> Generator[int]:
 
 
 def act(config: Config, spec: EnvSpec) -> Generator[int]:
-    """The network's forward pass and the sampling of actions, for the rows of one group of all workers."""
+    """The network's forward pass and the sampling of actions, for the rows of one group of all workers.
+
+    On a GPU with the way there and back: observations up, actions down.
+    """
     pool = MadeUpPool(spec, acting_rows(config, spec))
     sampler = _sampler(config, pool, make_actor(config, spec, pick_device(config.device)))
     leaves = stored_leaves(spec, config.model)
-    obs = {name: torch.from_numpy(pool.make_up(leaf)).to(sampler.device) for name, leaf in leaves.items()}
-    rows, first = torch.arange(pool.num_rows), torch.zeros(pool.num_rows, dtype=torch.bool)
+    acting, obs = sampler.acting, {name: pool.make_up(leaf) for name, leaf in leaves.items()}
+    rows, first = np.arange(pool.num_rows), np.zeros(pool.num_rows, np.bool_)
+    tensors = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
     while True:
-        for tensor in sampler.infer(obs, rows, first):
-            tensor.cpu()
+        if isinstance(acting, EagerActing):
+            acting.infer(tensors, torch.from_numpy(rows), torch.from_numpy(first))
+        else:
+            acting.act(obs, rows, first, rows)
         yield pool.num_rows
 
 
@@ -183,7 +190,11 @@ def acting_rows(config: Config, spec: EnvSpec) -> int:
 def _sampler(config: Config, pool: Pool, actor: ActorCritic) -> Sampler:
     store = make_store(config, pool, actor.state_size, next(actor.parameters()).device)
     tracker = EpisodeTracker(pool.num_rows, pool.tasks, pool.task_ids)
-    return Sampler(pool, store, actor, Publisher(Snapshot.of(actor, 0)), tracker, seed=config.seed)
+    leaves = stored_leaves(pool.spec, config.model)
+    acting = make_acting(actor, store, pool.num_rows, leaves, config.graphs)
+    if acting.fallback:
+        print(acting.fallback, file=sys.stderr)
+    return Sampler(pool, store, acting, Publisher(Snapshot.of(actor, 0)), tracker, seed=config.seed)
 
 
 # ---------------------------------------------------------------- copies: the process that does a stage, and its handle

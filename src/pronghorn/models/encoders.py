@@ -134,7 +134,8 @@ class ConvEncoder(nn.Module):
 
     def _input_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(low, scale), each [1, C or 1, 1, 1]: the first layer sees (x - low) * scale."""
-        low, scale = torch.tensor(self.low, device=x.device), torch.tensor(self.scale, device=x.device)
+        # filled on the device: a number that is copied there would make it wait, and cannot be part of a graph
+        low, scale = (torch.full((), value, device=x.device) for value in (self.low, self.scale))
         if self.norm is not None:
             # ((x - low) scale - mean) / std = (x - (low + mean / scale)) (scale / std)
             low = low + (self.norm.mean / scale).float()

@@ -82,7 +82,18 @@ class ActionDistribution:
 
         The continuous part is the Gaussian sample u itself: keep that, and give `to_env(u)` to the environment.
         """
-        return self._sample_discrete(generator), self._sample_continuous(generator)
+        return self.sample_from(*self.noise(generator))
+
+    def noise(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """What `sample_from` makes an action of: uniform [..., D] in [0, 1) and normal [..., C], float32."""
+        source = self._log_probs if self.spec.discrete else self._mean
+        uniform = torch.rand((*self._lead, self.spec.num_discrete), generator=generator, device=source.device)
+        normal = torch.empty((*self._lead, self.spec.num_continuous), device=source.device)
+        return uniform, normal.normal_(generator=generator) if self.spec.low else normal
+
+    def sample_from(self, uniform: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+        """The action as `sample` gives it that follows from this noise (see `noise`)."""
+        return self._pick_discrete(uniform), self._shift_continuous(normal)
 
     def mode(self) -> tuple[Tensor, Tensor]:
         """The most probable value of each factor and the mean of each Gaussian, shaped as from `sample`."""
@@ -144,22 +155,20 @@ class ActionDistribution:
         """`to_env` of this module for this distribution's spec and kind."""
         return to_env(continuous, self.spec, self.kind)
 
-    def _sample_discrete(self, generator: torch.Generator | None) -> Tensor:
-        """The first value whose cumulative probability exceeds a uniform number: one draw a factor."""
+    def _pick_discrete(self, uniform: Tensor) -> Tensor:
+        """The first value whose cumulative probability exceeds the uniform number of its factor."""
         if not self.spec.discrete:
             return self._no_discrete()
         cumulative = self._log_probs.detach().exp().cumsum(-1)
-        draw = torch.rand((*cumulative.shape[:-1], 1), generator=generator, device=cumulative.device)
         # Below the whole sum, whatever that was rounded to; and a forbidden action adds exactly 0 to the sum, so that
         # no draw lies between it and the one before.
-        draw *= cumulative[..., -1:] * (1.0 - 2.0**-23)
+        draw = uniform.unsqueeze(-1) * (cumulative[..., -1:] * (1.0 - 2.0**-23))
         return (cumulative <= draw).sum(-1)
 
-    def _sample_continuous(self, generator: torch.Generator | None) -> Tensor:
+    def _shift_continuous(self, normal: Tensor) -> Tensor:
         if not self.spec.low:
             return self._no_continuous()
-        mean, std = self._mean.detach(), self._log_std.detach().exp()
-        return torch.addcmul(mean, std, torch.empty_like(mean).normal_(generator=generator))
+        return torch.addcmul(self._mean.detach(), self._log_std.detach().exp(), normal)
 
     def _gaussian_log_density(self, u: Tensor) -> Tensor:
         """[..., C], of u, or of the action that u becomes when squashed."""

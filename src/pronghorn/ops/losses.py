@@ -56,7 +56,7 @@ def policy_gradient(
         epsilon-correction of Babaeizadeh et al. 2017, which IMPALA's Table 2 compares with. 0: off.
     """
     if epsilon:
-        log_probs = torch.logaddexp(log_probs, log_probs.new_tensor(epsilon).log())
+        log_probs = torch.logaddexp(log_probs, log_probs.new_full((), epsilon).log())
     # L = -A_t log(pi(a_t|x_t) + epsilon)
     return reduce(-advantages.detach() * log_probs, weights, reduction)
 

@@ -19,6 +19,8 @@ from pronghorn.config import Config, Hyperparameters, LearnerConfig, derive_seed
 from pronghorn.errors import PronghornError
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.ops import losses, returns
+from pronghorn.training.device import Reader, make_queue, upload
+from pronghorn.training.graphed import Step, StepGraphs, gradients
 from pronghorn.training.pieces import Pieces, arithmetic
 from pronghorn.training.store import Batch
 
@@ -38,6 +40,23 @@ class Part(NamedTuple):
     batch: Batch
     weights: Tensor | None
     estimate: Estimate | None
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything that losses are made of, by names."""
+        for kind, group in (("obs", self.batch.obs), ("steps", self.batch.steps)):
+            yield from ((f"{kind}/{name}", tensor) for name, tensor in group.items())
+        yield "state", self.batch.state
+        if self.weights is not None:
+            yield "weights", self.weights
+        if self.estimate is not None:
+            yield from (("targets", self.estimate.targets), ("advantages", self.estimate.advantages))
+
+    def with_tensors(self, named: Mapping[str, Tensor]) -> Part:
+        """The same with other tensors, named as by `tensors`."""
+        obs, steps = ({k: named[f"{kind}/{k}"] for k in group} for kind, group in
+                      (("obs", self.batch.obs), ("steps", self.batch.steps)))  # fmt: skip
+        estimate = self.estimate and self.estimate._replace(targets=named["targets"], advantages=named["advantages"])
+        return Part(replace(self.batch, obs=obs, steps=steps, state=named["state"]), named.get("weights"), estimate)
 
 
 @dataclass(frozen=True)
@@ -73,11 +92,17 @@ class Learner:
         apart = self._device == "cpu" and config.threads > 1 and not config.single_steps
         self._precision = config.precision
         self._pieces = Pieces(model, config.threads, config.precision) if apart else None
+        self._graphs = self._make_graphs(config) if self._device == "cuda" and config.graphs != "off" else None
+        self._reader = Reader(self._parameters[0].device)
 
     def close(self) -> None:
         """End its threads."""
         if self._pieces:
             self._pieces.close()
+
+    def _make_graphs(self, config: Config) -> StepGraphs:
+        queue = make_queue(self._parameters[0].device)
+        return StepGraphs(self._parameters, queue, graphs=config.graphs, rough=config.precision == "bfloat16")
 
     def _groups(self) -> list[dict[str, Any]]:
         """Two groups of parameters, the second what only the value depends on, with their learning rates."""
@@ -105,11 +130,9 @@ class Learner:
         targets: list[Tensor] = []
         counts: list[Tensor] = []
         for part in self._minibatches(Part(batch, weights, estimate)):
-            self.optimizer.zero_grad(set_to_none=True)
-            out = self._forward(part.batch)
-            result = compute_losses(self.model, part.batch, self.hyper, self.settings, part.weights, part.estimate, out)
-            reports.append(self._update(result))
-            targets.append(result.targets.flatten())
+            step = self._differentiate(part) if self._graphs is None else self._by_graph(self._graphs, part)
+            reports.append(self._update(step))
+            targets.append(step.targets.flatten())
             if part.weights is not None:
                 counts.append(part.weights.flatten())
             if stopping():
@@ -122,7 +145,8 @@ class Learner:
         self.version += 1
         self.steps += batch.num_fresh
         report = {k: float(np.mean([r[k] for r in reports if k in r])) for k in sorted({k for r in reports for k in r})}
-        report |= {name: float(term) for name, term in once.items()}
+        if once:
+            report |= dict(zip(once, self._reader.read(torch.stack(list(once.values()))), strict=True))
         self._schedule_lr(report.get("kl", math.nan) if self.updates > updates else math.nan)
         lag = batch.policy_lag[:, : batch.policy_lag.shape[1] - batch.num_replayed]
         report |= {
@@ -144,15 +168,38 @@ class Learner:
             output: ModelOutput = self.model(batch.obs, batch.state, batch.steps["first"])
         return output
 
-    def _update(self, result: Losses) -> dict[str, float]:
-        result.total.backward()  # type: ignore[no-untyped-call]
-        if self._pieces:
-            self._pieces.backward()
+    def _differentiate(self, part: Part) -> Step:
+        """Forward pass, losses, and clipped gradients. It asks the device for nothing, so it can be made a graph."""
+        self.optimizer.zero_grad(set_to_none=True)
+        out = self._forward(part.batch)
+        result = compute_losses(self.model, part.batch, self.hyper, self.settings, part.weights, part.estimate, out)
+        if self._graphs is None:
+            result.total.backward()  # type: ignore[no-untyped-call]
+            if self._pieces:
+                self._pieces.backward()
+        else:
+            for parameter, grad in zip(
+                self._parameters, gradients(result.total, self._parameters), strict=True
+            ):
+                parameter.grad = grad
         limit = self.hyper.max_grad_norm or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
         terms = result.terms | {"loss": result.total.detach(), "grad_norm": grad_norm}
-        numbers = torch.stack([term.float() for term in terms.values()]).tolist()  # one transfer, not one for each
-        report = dict(zip(terms, numbers, strict=True)) | {"lr": self.hyper.lr}
+        return Step(tuple(terms), torch.stack([term.float() for term in terms.values()]), result.targets)
+
+    def _by_graph(self, graphs: StepGraphs, part: Part) -> Step:
+        """`_differentiate`, as one operation of the device where there is a graph of it."""
+        named = dict(part.tensors())
+        # A graph has these numbers in it; the learning rate is the optimiser's, outside.
+        hyper = tuple(value for name, value in vars(self.hyper).items() if name not in ("lr", "version"))
+
+        def differentiate(tensors: Sequence[Tensor]) -> Step:
+            return self._differentiate(part.with_tensors(dict(zip(named, tensors, strict=True))))
+
+        return graphs(differentiate, list(named.values()), (tuple(named), hyper))
+
+    def _update(self, step: Step) -> dict[str, float]:
+        report = dict(zip(step.names, self._reader.read(step.numbers), strict=True)) | {"lr": self.hyper.lr}
         if math.isfinite(report["loss"]) and math.isfinite(report["grad_norm"]):
             self.optimizer.step()
             self.updates += 1
@@ -185,7 +232,7 @@ class Learner:
         if batch.num_replayed:  # old on purpose
             over[:, -batch.num_replayed :] = False
         self.num_dropped += int(over.sum())
-        return torch.from_numpy((~over).astype(np.float32)).to(batch.state.device)
+        return upload(torch.from_numpy((~over).astype(np.float32)), batch.state.device)
 
     @torch.no_grad()
     def _estimate_once(self, batch: Batch, weights: Tensor | None) -> tuple[Estimate, dict[str, Tensor]]:
@@ -212,13 +259,15 @@ class Learner:
         # Seeded by the version, not by a running state: a resumed run draws the same permutations.
         generator = torch.Generator().manual_seed(derive_seed(self.seed, 2, self.version))
         for _ in range(n.epochs):
-            order = torch.randperm(count, generator=generator).to(whole.batch.state.device)
+            order = torch.randperm(count, generator=generator)
             # tensor_split: sizes differ by one at most, so that no last minibatch is tiny (a batch without replay yet)
-            parts = order.tensor_split(min(n.minibatches, count))
+            num_parts = min(n.minibatches, count)
             if single:
-                yield from _steps_apart(whole, order, len(parts))
+                yield from _steps_apart(whole, order, num_parts)
             else:
-                yield from (_columns(whole, index) for index in parts)
+                there = upload(order, whole.batch.state.device).tensor_split(num_parts)
+                here = order.tensor_split(num_parts)
+                yield from (_columns(whole, *index) for index in zip(there, here, strict=True))
 
     def _update_normalizers(
         self, batch: Batch, targets: Tensor, counts: Tensor | None, weights: Tensor | None
@@ -355,33 +404,34 @@ def compute_losses(
     return Losses(total, terms | critic_report, estimate.targets)
 
 
-def _columns(whole: Part, index: Tensor) -> Part:
-    """The unrolls `index` [b] of an iteration's samples."""
+def _columns(whole: Part, index: Tensor, here: Tensor) -> Part:
+    """The unrolls `index` [b] of an iteration's samples; `here`: the same numbers on this side."""
     weights = None if whole.weights is None else whole.weights[:, index]
     estimate = whole.estimate and whole.estimate._replace(
         targets=whole.estimate.targets[:, index], advantages=whole.estimate.advantages[:, index]
     )
-    return Part(whole.batch.columns(index), weights, estimate)
+    return Part(whole.batch.columns(index, here.numpy()), weights, estimate)
 
 
 def _steps_apart(whole: Part, order: Tensor, num_parts: int) -> Iterator[Part]:
-    """An iteration's samples as single steps in the given order [T*B], in parts [1, n]."""
+    """An iteration's samples as single steps in the given order [T*B] of this side, in parts [1, n]."""
+    there = upload(order, whole.batch.state.device)
 
     def parts(x: Tensor) -> Sequence[Tensor]:
         # one gather for the epoch; the parts are views of it
-        return x.flatten(0, 1)[order].unsqueeze(0).tensor_split(num_parts, 1)
+        return x.flatten(0, 1)[there].unsqueeze(0).tensor_split(num_parts, 1)
 
     assert whole.estimate is not None
     obs, steps = ({k: parts(v) for k, v in x.items()} for x in (whole.batch.obs, whole.batch.steps))
     targets, advantages = parts(whole.estimate.targets), parts(whole.estimate.advantages)
     weights = None if whole.weights is None else parts(whole.weights)
-    lag = parts(torch.from_numpy(whole.batch.policy_lag).to(order.device))
+    lag = torch.from_numpy(whole.batch.policy_lag).flatten()[order].unsqueeze(0).tensor_split(num_parts, 1)
     for i in range(len(targets)):
         batch = Batch(
             {k: v[i] for k, v in obs.items()},
             {k: v[i] for k, v in steps.items()},
             whole.batch.state.new_zeros(targets[i].shape[1], 0),
-            lag[i].cpu().numpy(),
+            lag[i].numpy(),
         )
         estimate = whole.estimate._replace(targets=targets[i], advantages=advantages[i])
         yield Part(batch, None if weights is None else weights[i], estimate)

@@ -1,7 +1,7 @@
 """The sampler: asks environments for rows that are ready, acts on them, and writes one row of each unroll per decision.
 
 It is one `step()`, called by a loop in a thread of its own, on a remote actor, or by a test. It neither trains nor
-logs, and it knows neither algorithm nor losses.
+logs, it knows neither algorithm nor losses, and what acts is in acting.py.
 """
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pronghorn.config import derive_seed
-from pronghorn.models.actor_critic import ActorCritic
-from pronghorn.ops.distributions import to_env
+from pronghorn.training.acting import Acting, Snapshot
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.store import Slots, Store
 from pronghorn.types import (
@@ -40,19 +37,6 @@ NO_SLOT = -1
 _ACTS = np.array([True, True, True, False, False])  # by Event: rows that get an action which is recorded
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Weights and normaliser statistics of one policy_version; never written again."""
-
-    version: int
-    tensors: dict[str, Tensor]
-
-    @staticmethod
-    def of(model: ActorCritic, version: int) -> Snapshot:
-        """Copy a model's state."""
-        return Snapshot(version, {k: v.detach().clone() for k, v in model.state_dict().items()})
-
-
 class Publisher:
     """Hands snapshots from the learner to the sampler: one reference, replaced as a whole."""
 
@@ -68,22 +52,18 @@ class Sampler:
     """
 
     def __init__(
-        self, pool: Pool, store: Store, actor: ActorCritic, publisher: Publisher, tracker: EpisodeTracker, *, seed: int
+        self, pool: Pool, store: Store, acting: Acting, publisher: Publisher, tracker: EpisodeTracker, *, seed: int
     ) -> None:
-        self.pool, self.store, self.actor, self.publisher, self.tracker = pool, store, actor, publisher, tracker
-        self.device = store.device
-        self.version = -1
+        self.pool, self.store, self.acting, self.publisher, self.tracker = pool, store, acting, publisher, tracker
         self.num_steps = 0
         self.seconds = {"envs": 0.0, "record": 0.0, "act": 0.0, "slots": 0.0}
         self.stop = threading.Event()
         self._reseed: int | None = None
-        self._generator = torch.Generator(self.device)
         self._seed(seed)
         n, action = pool.num_rows, pool.spec.action
         self._slot: Slots = np.full(n, NO_SLOT, np.int64)
         self._t = np.zeros(n, np.int64)
         self._acted = np.zeros(n, np.bool_)
-        self._state = actor.initial_state(n, self.device)
         self._last_discrete = np.full((n, action.num_discrete), -1, np.int64)
         self._last_continuous = np.zeros((n, action.num_continuous), np.float32)
         self._last_reward = np.zeros(n, np.float32)
@@ -168,11 +148,11 @@ class Sampler:
         if len(rows) == 0:
             return True
         # The version is only a lower bound (newer weights may be loaded before acting), which the lag rule allows.
-        slots = self.store.acquire(len(rows), self.version)
+        slots = self.store.acquire(len(rows), self.acting.version)
         if slots is None:
             return False
         self._slot[rows], self._t[rows] = slots, 0
-        self.store.state[torch.from_numpy(slots)] = self._state[torch.from_numpy(rows)]
+        self.acting.begin(rows, slots)
         return True
 
     def _park(self, ready: Ready, acting: NDArray[np.int64]) -> None:
@@ -180,7 +160,7 @@ class Sampler:
         idle = self._slot[ready.rows[ready.event == INACTIVE]]
         self.store.park(idle[idle != NO_SLOT])
         going_on = self._slot[acting]
-        self.store.unpark(going_on[going_on != NO_SLOT], self.version)
+        self.store.unpark(going_on[going_on != NO_SLOT], self.acting.version)
 
     # ------------------------------------------------------------ what the last action caused
 
@@ -215,11 +195,7 @@ class Sampler:
         if len(rows) == 0:
             return
         obs = self._with_history({k: v[use] for k, v in ready.final_obs.items()}, rows)
-        with torch.inference_mode():
-            state = self._state[torch.from_numpy(rows)]
-            first = torch.zeros((1, len(rows)), dtype=torch.bool, device=self.device)
-            out = self.actor({k: v.unsqueeze(0) for k, v in obs.items()}, state, first)
-            value = self.actor.denormalize_value(out.values[0]).cpu().numpy()
+        value = self.acting.values(obs, rows)
         self.store.flat_steps["truncation_value"][self.store.at(self._slot[rows], self._t[rows])] = value
 
     def _complete(self, ready: Ready, index: NDArray[np.int64], begins: NDArray[np.bool_]) -> None:
@@ -228,7 +204,7 @@ class Sampler:
         slots = self._slot[rows]
         obs = self._with_history({k: v[index] for k, v in ready.obs.items()}, rows)
         at = self.store.at(slots, self._t[rows])
-        self._write_obs(obs, at)
+        self.acting.write(obs, at)
         self.store.flat_steps["first"][at] = begins[index]
         self._slot[rows] = NO_SLOT
         self.store.commit(slots)
@@ -253,45 +229,21 @@ class Sampler:
         obs = self._with_history(ready.obs if whole else {k: v[acting] for k, v in ready.obs.items()}, rows)
         first = begins if whole else begins[acting]
         at = self.store.at(self._slot[rows], self._t[rows])
-        self._write_obs(obs, at)
-        discrete, continuous, log_prob, value = self.infer(obs, torch.from_numpy(rows), torch.from_numpy(first))
+        acted = self.acting.act(obs, rows, first, at)
         steps = self.store.flat_steps
         steps["first"][at] = first
-        steps["discrete"][at] = self._last_discrete[rows] = discrete.cpu().numpy()
-        steps["continuous"][at] = self._last_continuous[rows] = continuous.cpu().numpy()
-        steps["log_prob"][at] = log_prob.cpu().numpy()
-        steps["value"][at] = value.cpu().numpy()
-        steps["version"][at] = self.version
+        steps["discrete"][at] = self._last_discrete[rows] = acted.discrete
+        steps["continuous"][at] = self._last_continuous[rows] = acted.continuous
+        steps["log_prob"][at] = acted.log_prob
+        steps["value"][at] = acted.value
+        steps["version"][at] = self.acting.version
         steps["task_id"][at] = self.pool.task_ids[rows]
         self._acted[rows] = True
-        return self._actions(len(ready.rows), None if whole else acting, discrete, continuous)
-
-    @torch.inference_mode()
-    def infer(self, obs: dict[str, Tensor], rows: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One forward pass of N rows: discrete [N, D], continuous [N, C], log_prob [N], value [N] in raw units.
-
-        obs: leaves [N, …] on the device.  rows: [N] int64, whose RNN states go on.  first: [N] bool, an episode begins.
-        """
-        rows, first = rows.to(self.device), first.to(self.device)
-        out = self.actor({k: v.unsqueeze(0) for k, v in obs.items()}, self._state[rows], first.unsqueeze(0))
-        self._state[rows] = out.state
-        distribution = self.actor.distribution(out.params[0], obs)
-        discrete, continuous = distribution.sample(self._generator)
-        value = self.actor.denormalize_value(out.values[0])
-        return discrete, continuous, distribution.log_prob(discrete, continuous), value
-
-    def _actions(
-        self, count: int, acting: NDArray[np.bool_] | None, discrete: Tensor, continuous: Tensor
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Actions for the environments, within their bounds; rows that do not act get zeros."""
-        spec = self.pool.spec.action
-        some_discrete = discrete.cpu().numpy()
-        some_continuous = to_env(continuous, spec, self.actor.continuous).cpu().numpy()
-        if acting is None:
-            return some_discrete, some_continuous
-        all_discrete, all_continuous = self._no_actions(count)
-        all_discrete[acting], all_continuous[acting] = some_discrete, some_continuous
-        return all_discrete, all_continuous
+        if whole:
+            return acted.discrete, acted.bounded
+        discrete, continuous = self._no_actions(len(ready.rows))
+        discrete[acting], continuous[acting] = acted.discrete, acted.bounded
+        return discrete, continuous
 
     def _no_actions(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         spec = self.pool.spec.action
@@ -299,25 +251,16 @@ class Sampler:
 
     # ------------------------------------------------------------ small parts
 
-    def _write_obs(self, obs: dict[str, Tensor], at: NDArray[np.int64]) -> None:
-        if self.device.type == "cpu":
-            for name, leaf in obs.items():  # NumPy copies whole rows of bytes; index_copy_ takes 15 times as long
-                self.store.flat_obs[name].numpy()[at] = leaf.numpy()
-            return
-        where = torch.from_numpy(at).to(self.device)
-        for name, leaf in obs.items():
-            self.store.flat_obs[name].index_copy_(0, where, leaf)
-
-    def _with_history(self, obs: dict[str, NDArray[np.generic]], rows: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Observation leaves on the device (the one upload), with last action and reward if the model wants them."""
-        leaves = {k: torch.from_numpy(v).to(self.device) for k, v in obs.items()}
+    def _with_history(self, obs: dict[str, NDArray[Any]], rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Observation leaves with the last action and reward if the model wants them."""
+        leaves = dict(obs)
         for name, last in (
             (LAST_ACTION, self._last_discrete),
             (LAST_ACTION + "_continuous", self._last_continuous),
             (LAST_REWARD, self._last_reward),
         ):
             if name in self.store.obs:
-                leaves[name] = torch.from_numpy(last[rows]).to(self.device)
+                leaves[name] = last[rows]
         return leaves
 
     def _forget_history(self, rows: NDArray[np.int64]) -> None:
@@ -325,11 +268,8 @@ class Sampler:
 
     def _load_weights(self) -> None:
         snapshot = self.publisher.latest
-        if snapshot.version != self.version:
-            with torch.no_grad():
-                for name, tensor in self.actor.state_dict().items():
-                    tensor.copy_(snapshot.tensors[name])
-            self.version = snapshot.version
+        if snapshot.version != self.acting.version:
+            self.acting.load(snapshot)
 
     def _restart_rows(self, seed: int) -> None:
         filling = self._slot[self._slot != NO_SLOT]
@@ -342,7 +282,7 @@ class Sampler:
         self._reseed = None
 
     def _seed(self, seed: int) -> None:
-        self._generator.manual_seed(derive_seed(seed, 1))
+        self.acting.seed(derive_seed(seed, 1))
 
 
 def _begins_episode(ready: Ready) -> NDArray[np.bool_]:

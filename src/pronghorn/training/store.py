@@ -7,6 +7,9 @@ A slot always has one owner and one state:
 
 Pixels and recurrent states live where the learner computes; the small per-step numbers live in NumPy, because they
 are written a few rows at a time and read once. The record of an unroll is declared once, in `step_fields`.
+
+Writers and the learner ask a GPU for their work in queues of their own. Two fences keep their order: a gather comes
+after what was written before the commit, and what is written into a slot that was freed comes after its gather.
 """
 
 from __future__ import annotations
@@ -24,6 +27,16 @@ from torch import Tensor
 
 from pronghorn.config import Config, ModelConfig
 from pronghorn.errors import StoreError
+from pronghorn.training.device import (
+    Array,
+    Packet,
+    columns,
+    make_fence,
+    packet_bytes,
+    pinned,
+    torch_dtype,
+    wide,
+)
 from pronghorn.types import LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, LeafSpec, Pool
 
 Slots = NDArray[np.int64]
@@ -93,13 +106,14 @@ class Batch:
         """Samples that were not trained on before."""
         return self.num_samples - len(self.policy_lag) * self.num_replayed
 
-    def columns(self, index: Tensor) -> Batch:
-        """The unrolls of a minibatch; index: [b] int64."""
+    def columns(self, index: Tensor, here: NDArray[np.int64]) -> Batch:
+        """The unrolls of a minibatch; index: [b] int64 on the batch's device, and the same on this side."""
+        take = columns if self.state.is_cuda else lambda leaf, index: leaf[:, index]
         return Batch(
-            {k: v[:, index] for k, v in self.obs.items()},
+            {k: take(v, index) for k, v in self.obs.items()},
             {k: v[:, index] for k, v in self.steps.items()},
             self.state[index],
-            self.policy_lag[:, index.cpu().numpy()],
+            self.policy_lag[:, here],
         )
 
 
@@ -123,15 +137,25 @@ class Store:
         max_lag: int,
         waits: bool = True,
         device: torch.device,
+        packed: bool | None = None,
     ) -> None:
+        """packed: gather as it is done on a GPU; None: on a GPU."""
         self.num_slots, self.unroll_length = num_slots, unroll_length
         self.batch_unrolls, self.max_lag, self.device = batch_unrolls, max_lag, device
-        self.obs = {
-            name: torch.zeros(
-                (num_slots, unroll_length + 1, *leaf.shape), dtype=_torch_dtype(leaf.dtype), device=device
-            )
+        # The same memory by one index, `at(slots, t)`: with two, writing takes NumPy and torch several times as long.
+        num_rows = num_slots * (unroll_length + 1)
+        # One row and one state more than the slots hold, for what must be written somewhere and is read by nobody.
+        self.spare, self.spare_slot = num_rows, num_slots
+        self.flat_obs = {
+            name: torch.zeros((num_rows + 1, *leaf.shape), dtype=torch_dtype(leaf.dtype), device=device)
             for name, leaf in observation.items()
         }
+        self.obs = {
+            name: self.flat_obs[name][:-1].view(num_slots, unroll_length + 1, *leaf.shape)
+            for name, leaf in observation.items()
+        }
+        self.flat_state = torch.zeros((num_slots + 1, state_size), device=device)
+        self.state = self.flat_state[:-1]
         fields = step_fields(action)
         buffers: dict[str, NDArray[Any]] = {
             name: np.zeros((num_slots, unroll_length + 1, *f.shape), f.dtype) for name, f in fields.items()
@@ -139,11 +163,9 @@ class Store:
         self.steps: dict[str, NDArray[Any]] = {
             name: buffer if fields[name].bootstrap else buffer[:, :-1] for name, buffer in buffers.items()
         }
-        # The same memory by one index, `at(slots, t)`: with two, writing takes NumPy and torch several times as long.
-        num_rows = num_slots * (unroll_length + 1)
         self.flat_steps = {name: buffer.reshape(num_rows, *buffer.shape[2:]) for name, buffer in buffers.items()}
-        self.flat_obs = {name: leaf.flatten(0, 1) for name, leaf in self.obs.items()}
-        self.state = torch.zeros((num_slots, state_size), device=device)
+        self._wide_obs = {name: wide(leaf) for name, leaf in self.flat_obs.items()}
+        self.written, self.read, self._uploaded = (make_fence(device) for _ in range(3))
         self.turns = max_lag <= 1
         self._waits = waits and not self.turns
         self.num_discarded = 0
@@ -155,6 +177,8 @@ class Store:
         self._order = np.zeros(num_slots, np.int64)  # running number of commits: ties are taken oldest first
         self._commits = 0
         self._buffers: dict[str, Tensor] = {}  # the batch's observations, reused
+        packed = device.type == "cuda" if packed is None else packed
+        self._packet = self._batch_packet() if packed else None
         self._changed = threading.Condition()
 
     # ------------------------------------------------------------ writers
@@ -162,6 +186,11 @@ class Store:
     def at(self, slots: Slots, t: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where row t of each slot lies in `flat_steps` and `flat_obs`."""
         return slots * (self.unroll_length + 1) + t
+
+    def put(self, obs: Mapping[str, Tensor], at: Tensor) -> None:
+        """Write observations [N, …] that lie on the device into the rows `at` [N] int64 of the slots."""
+        for name, leaf in obs.items():
+            self._wide_obs[name].index_copy_(0, at, wide(leaf))
 
     def acquire(self, count: int, version: int) -> Slots | None:
         """`count` FREE slots for unrolls whose first step acts under `version`, or None if there are too few."""
@@ -242,14 +271,47 @@ class Store:
 
     def gather(self, slots: Slots, version: int) -> Batch:
         """Copy LEARNING slots into a time-major batch on the device; it is valid until the next gather."""
+        lag = version - self.steps["version"][slots].T
+        if self._packet is not None:
+            return self._gather_packed(self._packet, slots, lag)
         index = torch.from_numpy(slots).to(self.device)
         steps = {
             k: torch.from_numpy(np.ascontiguousarray(v[slots].swapaxes(0, 1))).to(self.device)
             for k, v in self.steps.items()
         }
-        obs = {k: self._time_major(k, v, slots, index) for k, v in self.obs.items()}
-        lag = version - self.steps["version"][slots].T
+        obs = {k: self._time_major(k, v, slots) for k, v in self.obs.items()}
         return Batch(obs, steps, self.state[index], lag)
+
+    def _gather_packed(self, packet: Packet, slots: Slots, lag: NDArray[np.int64]) -> Batch:
+        """One upload for all numbers, one pass on the device for each leaf of the observations."""
+        self._uploaded.sync()
+        for name, buffer in self.steps.items():
+            packet.here[name][...] = buffer[slots].swapaxes(0, 1)
+        packet.here["slots"][...] = slots
+        packet.here["rows"][...] = self.at(slots, np.arange(self.unroll_length + 1)[:, None]).ravel()  # time-major
+        packet.upload()
+        self._uploaded.mark()
+        self.written.wait()
+        shape = (self.unroll_length + 1, len(slots))
+        rows = packet.there["rows"]
+        obs = {
+            name: leaf.index_select(0, rows).view(self.obs[name].dtype).view(*shape, *self.obs[name].shape[2:])
+            for name, leaf in self._wide_obs.items()
+        }
+        state = self.state.index_select(0, packet.there["slots"])
+        self.read.mark()
+        return Batch(obs, {name: packet.there[name] for name in self.steps}, state, lag)
+
+    def _batch_packet(self) -> Packet:
+        """Room for the numbers of a batch, [T(+1), B, …] each, and for where its observations lie."""
+        length, count = self.unroll_length, self.batch_unrolls
+        arrays = {
+            name: Array((v.shape[1], count, *v.shape[2:]), torch_dtype(v.dtype.name)) for name, v in self.steps.items()
+        }
+        arrays |= {"slots": Array((count,), torch.int64), "rows": Array(((length + 1) * count,), torch.int64)}
+        num_bytes = packet_bytes(arrays)
+        there = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        return Packet(arrays, pinned(self.device, num_bytes), there)
 
     def release(self, slots: Slots) -> None:
         """The batch was copied or trained on: LEARNING → FREE."""
@@ -271,10 +333,8 @@ class Store:
         with self._changed:
             return {state.name.lower(): int((self._status == state).sum()) for state in Slot}
 
-    def _time_major(self, name: str, leaf: Tensor, slots: Slots, index: Tensor) -> Tensor:
+    def _time_major(self, name: str, leaf: Tensor, slots: Slots) -> Tensor:
         """[slots, T+1, …] → [T+1, B, …] in one copy."""
-        if leaf.is_cuda:
-            return leaf.transpose(0, 1).index_select(1, index)
         # On a CPU one plain copy a slot, into memory that is already mapped, is several times faster than index_select.
         shape = (self.unroll_length + 1, len(slots), *leaf.shape[2:])
         out = self._buffers.get(name)
@@ -393,7 +453,3 @@ def make_replay(config: Config, seed: int) -> Replay | None:
     """The replay of a resolved config; None if its batches take nothing from one."""
     num_drawn = config.learner.batch_unrolls - config.fresh_unrolls
     return Replay(config.learner.replay_unrolls, num_drawn, seed) if num_drawn else None
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    return torch.from_numpy(np.zeros(0, np.dtype(name))).dtype

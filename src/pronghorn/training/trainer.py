@@ -36,11 +36,12 @@ from pronghorn.limits import crowded, require_store, require_threads
 from pronghorn.machine import available_memory, keep_memory_mapped, limit_threads, pick_device
 from pronghorn.rules import changed_settings, validate
 from pronghorn.settings_file import from_toml, to_toml
+from pronghorn.training.acting import Snapshot, make_acting
 from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
 from pronghorn.training.live import LiveView, logging_to
 from pronghorn.training.metrics import EpisodeTracker, MetricsWriter, limiting_stage, merged
-from pronghorn.training.sampler import Publisher, Sampler, Snapshot
+from pronghorn.training.sampler import Publisher, Sampler
 from pronghorn.training.signals import READER_GONE, StopSignals
 from pronghorn.training.store import make_replay, make_store, step_fields, stored_leaves
 from pronghorn.types import Pool
@@ -147,7 +148,10 @@ class _Run:
         self.replay = make_replay(config, derive_seed(seed, 4))
         self.newest = Snapshot.of(self.model, self.learner.version)
         self.publisher = Publisher(self.newest)
-        self.sampler = Sampler(self.pool, self.store, actor, self.publisher, self.tracker, seed=seed)
+        # Before the threads start: while graphs are made, nobody else may use the device.
+        acting = make_acting(actor, self.store, self.pool.num_rows, leaves, config.graphs)
+        self._notes += [acting.fallback] if acting.fallback else []
+        self.sampler = Sampler(self.pool, self.store, acting, self.publisher, self.tracker, seed=seed)
         self._reports: list[dict[str, float]] = []
         self._speed = 0.0
         self._learner_s = {"wait": 0.0, "gather": 0.0, "train": 0.0, "publish": 0.0}
@@ -478,6 +482,8 @@ class _Run:
         seen = ", ".join(f"{name} ({leaf})" for name, leaf in self.pool.spec.observation.items())
         _LOG.info("observation: %s. action: %s", seen, self.pool.spec.action)
         _LOG.info("model: %s parameters, arithmetic in %s", f"{self.model.num_parameters:,}", c.precision)
+        if self.device.type == "cuda":
+            _LOG.info("acting: %s", self.sampler.acting.describe())
         batch = f"batches of {n.batch_unrolls} unrolls x {n.unroll_length} steps = {c.batch_samples} samples"
         if n.replay_fraction:
             batch += f", {n.batch_unrolls - c.fresh_unrolls} of the unrolls from replay of the last {n.replay_unrolls}"
