@@ -148,7 +148,6 @@ class Players:
         self._has_measurements = measurements
         weights = shaping.weights(kind.rewards, rewards)
         self._shapings = [shaping.Shaping(weights) for _ in range(self.num_agents)]
-        self._rng = np.random.default_rng()
         self._match = Match(
             self.name, self._make_game, self.num_agents, _bot_names(num_bots), self._arena.clear_first_lives,
             start_timeout_s,
@@ -201,14 +200,14 @@ class Players:
     def begin(self, seed: Optional[int]) -> Dict[str, NDArray[Any]]:
         """Start a match; the leaves [A, ...] of the agents' first observations.
 
-        A seed also seeds every later match: each takes the next number of a generator. Equal seeds and actions give
-        equal matches.
+        A seed also seeds every later match: equal seeds and actions give equal sequences of matches. Engines take one
+        only when they start, so with a seed they are started anew (seconds).
         """
-        if seed is not None:
-            self._rng = np.random.default_rng(seed)
-        if not self._match.games:
-            self._match.start(doom.import_vizdoom().GameVariable.PLAYER_NUMBER)
-        self._match.restart(int(self._rng.integers(doom.MAX_SEED)))
+        if seed is not None or not self._match.games:
+            self._match.close()
+            number = int(np.random.default_rng(seed).integers(doom.MAX_SEED))
+            self._match.start(doom.import_vizdoom().GameVariable.PLAYER_NUMBER, number)
+        self._match.restart()
         self._read()
         self._require_players()
         self._first = self._values.copy()
@@ -391,6 +390,12 @@ class BotsEnv:
     def stats(self) -> Dict[str, float]:
         """Of the match that ended last."""
         return dict(self._stats)
+
+
+def fills_worker(name: str) -> bool:
+    """Whether an environment ('doom:duel') is several engines that live and die together: a worker has only one."""
+    prefix, _, kind = name.partition(":")
+    return prefix == "doom" and kind in MATCHES and MATCHES[kind].agents > 1
 
 
 def _arena(name: str, arena: str) -> Arena:

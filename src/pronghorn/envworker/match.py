@@ -11,8 +11,10 @@ changes with the timing, so that no match repeats itself.) `_settle` brings the 
 map. The price is that a joiner's action works one tic later than his call; the host's are held back as long.
 
 Failures. A dead engine raises at its own call, as no other waits for it. Only starts and restarts of a map are made in
-threads, with a time-out; if one fails, all engines are killed, for a joiner whose host is gone would wait in C++ for
-ever. An engine that hangs between, blocks the caller: whoever runs this process has to watch it from outside.
+threads, with a time-out; if a restart fails, all engines are killed, for a joiner whose host is gone would wait in C++
+for ever. A start that fails cannot be undone: ViZDoom (1.3.2) reads memory that is not mapped yet when an engine ends
+before its first message, which ends this process. An engine that hangs in a match blocks the caller. So whoever runs
+this process has to watch it from outside, to kill it with all its engines, and to start another, with another port.
 
 Standard library only (the engines are given), Python 3.8 syntax.
 """
@@ -27,7 +29,7 @@ import threading
 import time
 from typing import Any, Callable, List, Optional, Sequence
 
-START_TRIES = 3
+PORT_TRIES = 100
 SETTLE_TICS = 12  # a joiner that is two commands ahead drops to one within five tics
 MAX_SETTLE_TICS = 300
 ALONE_S = 0.05  # a host that has not done its tic by then waits for a joiner's command
@@ -41,16 +43,42 @@ RULES = (
 )
 
 
+_abandoned: List[Any] = []  # engines whose start failed: not even their destructor may run
+
+
 class MatchBroken(RuntimeError):
-    """An engine died, or did not answer in time: the match cannot go on."""
+    """An engine died, or did not answer in time: the match cannot go on, another process may play the next."""
+
+    code = "again"  # for the worker's report: nothing is wrong with the environment itself
 
 
-def free_port() -> int:
-    """A UDP port of the loopback that nobody uses now."""
+class Port:
+    """A UDP port that nobody uses now, and that no other match takes while this object lives.
+
+    The engine opens it only later, so it is kept by its namesake among the TCP ports.
+    """
+
+    def __init__(self) -> None:
+        for _ in range(PORT_TRIES):
+            self._namesake = socket.socket()
+            self._namesake.bind(("127.0.0.1", 0))
+            self.number: int = self._namesake.getsockname()[1]
+            if _is_free(self.number):
+                return
+            self._namesake.close()
+        raise MatchBroken("none of %d UDP ports that were tried is free" % PORT_TRIES)
+
+    def close(self) -> None:
+        self._namesake.close()
+
+
+def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-        udp.bind(("127.0.0.1", 0))
-        port: int = udp.getsockname()[1]
-        return port
+        try:
+            udp.bind(("", port))  # as the engine does
+        except OSError:
+            return False
+        return True
 
 
 class _Call(threading.Thread):
@@ -75,8 +103,8 @@ class Match:
     bots: names of the bots to add, of the engine's list.
     clear_first_lives: kill all players once after each start of the map, for maps whose scripts treat the first life
         in a way of their own.
-    start_timeout_s: limit for one try to start all engines, and for a restart of the map.
-    choose_port: called for each try.
+    start_timeout_s: limit for the start of all engines, and for a restart of the map.
+    choose_port: gives the port that the host opens.
     """
 
     def __init__(
@@ -87,59 +115,66 @@ class Match:
         bots: Sequence[str] = (),
         clear_first_lives: bool = False,
         start_timeout_s: float = 30.0,
-        choose_port: Callable[[], int] = free_port,
+        choose_port: Callable[[], Any] = Port,
     ) -> None:
         self._name, self._make_game, self.num_players = name, make_game, num_players
         self._bots, self._clear_first_lives = list(bots), clear_first_lives
         self._timeout_s, self._choose_port = start_timeout_s, choose_port
         self.games: List[Any] = []  # by player number, the host first; empty: not started
+        self._port: Any = None
+        self._ids: List[str] = []  # of the engines, as in their command lines
         self.tics = 0  # of the match under way
         self._broken = False
+        self._idle: Sequence[float] = ()  # the action that does nothing
+        self._host_action: Sequence[float] = ()  # the host's, of the step before
 
     # ------------------------------------------------------------------------------------------- start and end
 
-    def start(self, player_number: Any) -> None:
-        """Start all engines; a port that turns out to be taken, or a start that hangs, is tried again with another.
+    def start(self, player_number: Any, seed: int) -> None:
+        """Start all engines; `restart` then begins the first match. Raises MatchBroken if the engines do not come
+        together; then this process has to end.
 
+        seed: of all random numbers of this match and the later ones. An engine takes it only when it starts: a map
+        that is begun anew goes on with the numbers of the one before.
         player_number: the engine's variable of that name. Who joined first has the lowest, which depends on timing;
-        so engines are put into its order. Raises MatchBroken when no try succeeded.
+        so engines are put into its order.
         """
-        failures = []
-        for _ in range(START_TRIES):
-            port = self._choose_port()
-            self.games = [self._make_networked(player, port) for player in range(self.num_players)]
-            try:
-                self._together([game.init for game in self.games])
-            except MatchBroken as error:
-                failures.append("port %d: %s" % (port, error))
-                self.close()
-                continue
-            self.games.sort(key=lambda game: float(game.get_game_variable(player_number)))
-            return
-        raise MatchBroken(
-            "%s: its %d engines did not start together in %d tries: %s. 'pronghorn doctor' starts one alone and shows "
-            "what it prints" % (self._name, self.num_players, START_TRIES, "; ".join(failures))
-        )
+        self._port = self._choose_port()
+        games = [self._make_networked(player, self._port.number) for player in range(self.num_players)]
+        for game in games:
+            game.set_seed(seed)  # engines that draw different numbers would fall out of step
+        try:
+            self._together([game.init for game in games])
+        except MatchBroken as error:
+            _abandoned.extend(games)
+            raise MatchBroken(
+                "%s: its %d engines did not start together at port %d: %s. 'pronghorn doctor' starts one alone and "
+                "shows what it prints" % (self._name, self.num_players, self._port.number, error)
+            ) from error
+        self.games = sorted(games, key=lambda game: float(game.get_game_variable(player_number)))
+        self._ids = [str(game.get_instance_id()) for game in self.games]  # a dead engine does not tell it any more
 
     def _make_networked(self, player: int, port: int) -> Any:
         game = self._make_game()
-        role = "-host %d %s" % (self.num_players, RULES) if player == 0 else "-join 127.0.0.1"
-        game.add_game_args("%s -port %d +viz_connect_timeout %d" % (role, port, max(1, int(self._timeout_s))))
+        # Without this a joiner is shown where the command that is still to come will bring him, a tic ahead of all.
+        role = "-host %d %s" % (self.num_players, RULES) if player == 0 else "-join 127.0.0.1 +cl_noprediction 1"
+        patience_s = int(self._timeout_s) + 60  # an engine that gave up first would end this process: see above
+        game.add_game_args("%s -port %d +viz_connect_timeout %d" % (role, port, patience_s))
         return game
 
     def close(self) -> None:
         """End all engines; safe to call twice. Those of a broken match are killed first."""
         games, self.games = self.games, []
         if self._broken:
-            for game in games:
-                _kill(game)
+            self._kill_engines()
         for game in games:
             with contextlib.suppress(Exception):  # a dead engine complains; its memory is removed all the same
                 game.close()
-        if self._broken:
-            for game in games:
-                _remove_memory(game)
-        self._broken = False
+        for number in self._ids if self._broken else ():
+            _remove_memory(number)
+        self._ids, self._broken = [], False
+        if self._port is not None:
+            self._port.close()
 
     def _together(self, calls: Sequence[Callable[[], Any]]) -> None:
         """Make blocking calls of different engines at once. Raises MatchBroken at the first that fails, or in time."""
@@ -150,24 +185,26 @@ class Match:
                 break
             for call in running:
                 call.join(0.01)
-        failed = [(i, call) for i, call in enumerate(running) if call.error or call.is_alive()]
-        if not failed:
+        raised = [(i, call.error) for i, call in enumerate(running) if call.error]  # before others fail by our own hand
+        num_late = sum(call.is_alive() for call in running)
+        if not raised and not num_late:
             return
-        self._end_calls(running)
-        raised = [(i, call.error) for i, call in failed if call.error]
+        self._broken = True
+        self._kill_engines()  # which frees the threads that wait for them
+        for call in running if self.games else ():
+            call.join(2.0)
         if not raised:
             rule = "%d of %d engines did not answer within %g s"
-            raise MatchBroken(rule % (len(failed), len(calls), self._timeout_s))
+            raise MatchBroken(rule % (num_late, len(calls), self._timeout_s))
         player, error = raised[0]
         raise MatchBroken(self._failure(player, error)) from error
 
-    def _end_calls(self, running: Sequence[_Call]) -> None:
-        """Kill the engines, which frees the threads that wait for them."""
-        self._broken = True
-        for game in self.games:
-            _kill(game)
-        for call in running:
-            call.join(2.0)
+    def _kill_engines(self) -> None:
+        for number in self._ids:
+            pid = engine_pid(number)
+            if pid is not None:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _failure(self, player: int, error: Optional[BaseException]) -> str:
         role = "host" if player == 0 else "joiner"
@@ -175,16 +212,14 @@ class Match:
 
     # ------------------------------------------------------------------------------------------------- the game
 
-    def restart(self, seed: int) -> None:
-        """Begin the map anew. Engines that draw from different seeds would fall out of step, so all get this one."""
+    def restart(self) -> None:
+        """Begin the map anew: the next match."""
         try:
             host = self.games[0]
             if self._bots:
                 host.send_game_command("removebots")
-            for game in self.games:
-                game.set_seed(seed)
             self._together([game.new_episode for game in self.games])
-            self._actions_before = self._idle = [0.0] * host.get_available_buttons_size()
+            self._host_action = self._idle = [0.0] * int(host.get_available_buttons_size())
             self._settle()
             if self._clear_first_lives:
                 for game in self.games:
@@ -230,23 +265,23 @@ class Match:
             for player, game in enumerate(self.games):
                 late = player == 0 and tic == 0 and self.num_players > 1
                 try:
-                    game.set_action(self._actions_before if late else actions[player])
+                    game.set_action(self._host_action if late else actions[player])
                     game.advance_action(1, tic == tics - 1)
                 except Exception as error:
                     self._broken = True
                     what = self._failure(player, error)
                     raise MatchBroken("%s: at tic %d of a match %s" % (self._name, self.tics + tic, what)) from error
-        self._actions_before = actions[0]
+        self._host_action = actions[0]
         self.tics += tics
 
 
 # --------------------------------------------------------------------------------------- engines from outside
 
 
-def _engine_pid(game: Any) -> Optional[int]:
-    """Process of a game's engine, by the id in its command line; None where there is none, or no /proc (macOS)."""
-    wanted = str(game.get_instance_id()).encode()
-    if not wanted or not os.path.isdir("/proc/self"):
+def engine_pid(instance_id: str) -> Optional[int]:
+    """Process of an engine, by the id in its command line; None where there is none, or no /proc (macOS)."""
+    wanted = instance_id.encode()
+    if not os.path.isdir("/proc/self"):
         return None
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -257,15 +292,8 @@ def _engine_pid(game: Any) -> Optional[int]:
     return None
 
 
-def _kill(game: Any) -> None:
-    pid = _engine_pid(game)
-    if pid is not None:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _remove_memory(game: Any) -> None:
+def _remove_memory(instance_id: str) -> None:
     """The three shared-memory files of a killed engine."""
     for kind in ("SM", "MQCtr", "MQDoom"):
         with contextlib.suppress(OSError):
-            os.unlink("/dev/shm/ViZDoom%s%s" % (kind, game.get_instance_id()))
+            os.unlink("/dev/shm/ViZDoom%s%s" % (kind, instance_id))
