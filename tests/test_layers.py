@@ -71,11 +71,12 @@ def test_ops_and_models_know_no_config_and_no_process() -> None:
         assert tops <= {"ops", "models", "types", "errors"}, path
 
 
-def test_at_most_52_source_files() -> None:
-    """50, and two: `bench` has two sides, what a measured process does, and what starts it and counts; and passes of a
-    network in pieces are neither its shape nor its losses.
+def test_at_most_55_source_files() -> None:
+    """50, and five: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
+    network in pieces are neither its shape nor its losses; and a Doom match is the engines that play it, the players as
+    rows of an environment, and the rewards that those of one player share.
     """
-    assert len([f for f in FILES if f.name != "__init__.py"]) <= 52
+    assert len([f for f in FILES if f.name != "__init__.py"]) <= 55
 
 
 def test_importing_the_package_or_the_settings_imports_no_torch() -> None:

@@ -228,7 +228,7 @@ class Players:
         return self._observe(), np.array(rewards), self._match.tics >= self._timeout_tics
 
     def results(self) -> List[Dict[str, float]]:
-        """Of each agent so far in this match: outcome, frags, deaths, and the damage that he did."""
+        """Of each agent so far in this match: outcome, frags, deaths, the damage that he did, and `Match.late_tics`."""
         frags = self._frags()
         column = {name: self._of_match(name) for name in ("DEATHCOUNT", "DAMAGECOUNT")}
         return [
@@ -237,6 +237,7 @@ class Players:
                 "frags": float(frags[agent]),
                 "deaths": float(column["DEATHCOUNT"][agent]),
                 "damage": float(column["DAMAGECOUNT"][agent]),
+                "late_tics": float(self._match.late_tics),
             }
             for agent in range(self.num_agents)
         ]

@@ -32,7 +32,7 @@ from typing import Any, Callable, List, Optional, Sequence
 PORT_TRIES = 100
 SETTLE_TICS = 12  # a joiner that is two commands ahead drops to one within five tics
 MAX_SETTLE_TICS = 300
-ALONE_S = 0.05  # a host that has not done its tic by then waits for a joiner's command
+ALONE_S = 0.2  # a host that has not done its tic by then waits for a joiner's command
 BOT_TICS = 20  # until bots that were added stand in the map
 RESPAWN_TICS = 12
 
@@ -124,6 +124,7 @@ class Match:
         self._port: Any = None
         self._ids: List[str] = []  # of the engines, as in their command lines
         self.tics = 0  # of the match under way
+        self.late_tics = 0  # that its start took beyond the usual number, on a machine that was too busy
         self._broken = False
         self._idle: Sequence[float] = ()  # the action that does nothing
         self._host_action: Sequence[float] = ()  # the host's, of the step before
@@ -237,7 +238,7 @@ class Match:
     def _settle(self) -> None:
         """Bring every joiner one command ahead of the host: idle tics in which the host is called first.
 
-        It needs as many tics each time, unless this machine is so busy that the host's packet is late.
+        It takes as many tics each time, unless this machine is so busy that the host's packet is late: `late_tics`.
         """
         for game in self.games:
             game.set_action(self._idle)
@@ -249,6 +250,7 @@ class Match:
             self._together([host.join, *(game.advance_action for game in self.games[1:])])
             if host.error:
                 raise MatchBroken(self._failure(0, host.error))
+            self.late_tics = max(0, tic + 1 - SETTLE_TICS)
             if tic + 1 >= SETTLE_TICS and alone >= SETTLE_TICS // 2:
                 return
         raise MatchBroken("the joiners' commands kept coming late for %d tics" % MAX_SETTLE_TICS)
