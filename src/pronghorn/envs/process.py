@@ -135,7 +135,8 @@ class WorkerProcess:
     def epitaph(self, status: int) -> str:
         """How it ended, in words."""
         if self.report is not None:
-            trace = self.report["traceback"].strip("\n")
+            # Engines that break say where and which; the frames around are ours.
+            trace = "" if self.report["code"] == "again" else self.report["traceback"].strip("\n")
             return f"raised {self.report['type']}: {self.report['message']}\n{trace}"
         tail = self.log_tail()
         said = f". The last that it wrote:\n{tail}" if tail else "."
