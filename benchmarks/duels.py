@@ -28,8 +28,8 @@ TICS = 2
 WARM_UP_S = 1.0
 
 
-def raw_match(num_players: int, seconds: float, begin_at: float) -> float:
-    """Steps per second of one match on raw engines, for `seconds` from `begin_at` (seconds since the epoch) on."""
+def raw_match(num_players: int, seconds: float) -> float:
+    """Steps per second of one match on raw engines, from when the file `go` appears here on."""
     import vizdoom
 
     from pronghorn.envworker.deathmatch import Players
@@ -60,7 +60,9 @@ def raw_match(num_players: int, seconds: float, begin_at: float) -> float:
             thread.join()
 
     play_all()
-    time.sleep(max(0.0, begin_at - time.time()))
+    Path("ready").touch()
+    while not Path("go").exists():
+        time.sleep(0.01)
     counts[:] = [0] * num_players
     before = time.perf_counter()
     while time.perf_counter() < before + seconds:
@@ -71,17 +73,24 @@ def raw_match(num_players: int, seconds: float, begin_at: float) -> float:
 
 
 def raw(num_matches: int, num_players: int, seconds: float) -> float:
-    """Steps per second of so many raw matches at once, each in a process of its own."""
-    begin_at = time.time() + 10.0 + 3.0 * num_matches
-    command = [sys.executable, os.path.abspath(__file__), "--raw", str(begin_at), "--seconds", str(seconds),
+    """Steps per second of so many raw matches at once, each in a process of its own; they begin when all are ready."""
+    command = [sys.executable, os.path.abspath(__file__), "--raw", "--seconds", str(seconds),
                "--players", str(num_players)]  # fmt: skip
     with tempfile.TemporaryDirectory() as directory:
         folders = [Path(directory, str(i)) for i in range(num_matches)]
         for folder in folders:
             folder.mkdir()  # each engine writes its configuration where it runs
-        pipe = subprocess.PIPE
-        processes = [subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, cwd=f) for f in folders]
-        return sum(float(process.communicate()[0].split()[-1]) for process in processes)
+        processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder) for folder in folders]
+        while not all((folder / "ready").exists() for folder in folders):
+            time.sleep(0.05)
+            if any(process.poll() is not None for process in processes):
+                raise RuntimeError("a raw match ended before it began; what it wrote is above")
+        for folder in folders:
+            (folder / "go").touch()
+        for process in processes:
+            if process.wait():
+                raise RuntimeError(f"a raw match ended with exit code {process.returncode}")
+        return sum(float((folder / "speed").read_text()) for folder in folders)
 
 
 def ours(num_matches: int, num_players: int, seconds: float) -> float:
@@ -129,17 +138,19 @@ def main() -> None:
     parser.add_argument("--matches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--players", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the numbers there as JSON")
-    parser.add_argument("--raw", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--raw", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.raw is not None:
-        print(raw_match(given.players, given.seconds, given.raw))
+    if given.raw:
+        Path("speed").write_text(str(raw_match(given.players, given.seconds)))
         return
-    results = [measure(count, given.players, given.seconds, given.rounds) for count in given.matches]
-    for one in results:
+    results = []
+    for count in given.matches:
+        results.append(one := measure(count, given.players, given.seconds, given.rounds))
         speeds = one["steps_per_s"]
         print(
             f"{one['matches']} match(es) of {one['players']}: raw {speeds['raw']:,.0f} steps/s, ours "
-            f"{speeds['ours']:,.0f} steps/s, ratio {one['ratio']:.2f}"
+            f"{speeds['ours']:,.0f} steps/s, ratio {one['ratio']:.2f}",
+            flush=True,
         )
     if given.out:
         given.out.write_text(json.dumps(results, indent=1))

@@ -151,14 +151,14 @@ class WorkerProcess:
         """Its environment failed by a rule, not by chance, before its first step was done."""
         return self.report is not None and self.report["code"] not in ("crash", "again") and self.report["steps"] == 0
 
-    def may_start_again(self, fills_worker: bool) -> bool:
+    def may_start_again(self, has_match: bool) -> bool:
         """Whether a failure before the first step was one of engines that did not come together, which chance decides.
 
-        fills_worker: its environment is several engines. Their library ends the process by a signal when one of them
-        ends too early, before anything can be reported.
+        has_match: it plays a Doom match. The library ends the process by a signal when an engine of one ends too
+        early, before anything can be reported.
         """
         by_signal = self.report is None and (self.popen.returncode or 0) < 0 and self.attached
-        return (fills_worker and by_signal) or (self.report is not None and self.report["code"] == "again")
+        return (has_match and by_signal) or (self.report is not None and self.report["code"] == "again")
 
 
 def _exit_descriptor(pid: int) -> int:

@@ -38,7 +38,7 @@ from pronghorn.envs.process import WorkerProcess, import_path, interpreter, star
 from pronghorn.envs.restarts import RestartBudget
 from pronghorn.envworker import keeper as keeper_module
 from pronghorn.envworker import main as protocol
-from pronghorn.envworker.deathmatch import fills_worker
+from pronghorn.envworker.deathmatch import is_match
 from pronghorn.errors import ConfigError, PronghornError, UsageError, WorkerDied
 from pronghorn.limits import require_map, require_workers
 from pronghorn.types import Event, Ready
@@ -523,7 +523,7 @@ class WorkerPool:
         cause = f"worker {process.index} ({site}) {hang or process.epitaph(status)}"
         process.discard()
         first_life = self._generation[process.index] == 0
-        again = self._starting and process.may_start_again(any(fills_worker(name) for name in self.tasks))
+        again = self._starting and process.may_start_again(any(is_match(name) for name in self.tasks))
         if (self._starting and not again) or (first_life and process.broke_contract_at_once):
             self._fail(start_error(process.report, site, cause))
         self._count_death(process, cause)

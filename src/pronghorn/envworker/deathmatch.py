@@ -106,7 +106,7 @@ class Players:
     measurements: whether there is a second leaf 'measurements', float32 [NUM_MEASUREMENTS], scaled to about 1.
     rewards: weights of shaped rewards in place of the kind's of the same names (shaping.AMOUNTS).
     resolution: of the rendered screen.
-    start_timeout_s: limit for one of three tries to start the engines together.
+    start_timeout_s: limit for the engines to come together, and to begin the next match.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Players:
         measurements: bool = True,
         rewards: Optional[Mapping[str, float]] = None,
         resolution: str = "160x120",
-        start_timeout_s: float = 30.0,
+        start_timeout_s: float = 60.0,
     ) -> None:
         kind = MATCHES[name]
         self.name, self.frame_skip, self._timeout_tics = "doom:" + name, frame_skip, timeout_tics
@@ -393,10 +393,15 @@ class BotsEnv:
         return dict(self._stats)
 
 
-def fills_worker(name: str) -> bool:
-    """Whether an environment ('doom:duel') is several engines that live and die together: a worker has only one."""
+def is_match(name: str) -> bool:
+    """Whether an environment ('doom:duel') is a match, whose engines may fail to start for no fault of its own."""
     prefix, _, kind = name.partition(":")
-    return prefix == "doom" and kind in MATCHES and MATCHES[kind].agents > 1
+    return prefix == "doom" and kind in MATCHES
+
+
+def fills_worker(name: str) -> bool:
+    """Whether an environment is several engines that live and die together: a worker has only one."""
+    return is_match(name) and MATCHES[name.partition(":")[2]].agents > 1
 
 
 def _arena(name: str, arena: str) -> Arena:

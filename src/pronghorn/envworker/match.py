@@ -42,7 +42,6 @@ RULES = (
     "+sv_nojump 1 +sv_nocrouch 1 +sv_nofreelook 1 +sv_noexit 1"
 )
 
-
 _abandoned: List[Any] = []  # engines whose start failed: not even their destructor may run
 
 
@@ -114,7 +113,7 @@ class Match:
         num_players: int,
         bots: Sequence[str] = (),
         clear_first_lives: bool = False,
-        start_timeout_s: float = 30.0,
+        start_timeout_s: float = 60.0,
         choose_port: Callable[[], Any] = Port,
     ) -> None:
         self._name, self._make_game, self.num_players = name, make_game, num_players
@@ -230,7 +229,7 @@ class Match:
                 for bot in self._bots:
                     host.send_game_command("addbot " + bot)
                 self._idle_tics(BOT_TICS)
-        except MatchBroken as error:
+        except Exception as error:
             self._broken = True
             raise MatchBroken("%s: at the start of a match %s" % (self._name, error)) from error
         self.tics = 0
@@ -261,7 +260,7 @@ class Match:
     def advance(self, actions: Sequence[Sequence[float]], tics: int) -> None:
         """Hold one action (the engine's vector of buttons) for each player for `tics` tics; update the last's picture.
 
-        For everybody alike the first tic still plays the action before (see above). Raises MatchBroken.
+        Where there are joiners, everybody's first tic still plays the action before (see above). Raises MatchBroken.
         """
         for tic in range(tics):
             for player, game in enumerate(self.games):
