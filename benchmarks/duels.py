@@ -11,6 +11,7 @@ worker. Rounds alternate, so that both meet the same machine. A step is one deci
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -28,48 +29,45 @@ TICS = 2
 WARM_UP_S = 1.0
 
 
-def raw_match(num_players: int, seconds: float) -> float:
-    """Steps per second of one match on raw engines, from when the file `go` appears here on."""
+def raw_match(num_players: int, seconds: float) -> NoReturn:
+    """Write the steps per second of one match on raw engines, from when the file `go` appears here on; then exit."""
     import vizdoom
 
     from pronghorn.envworker.deathmatch import Players
-    from pronghorn.envworker.match import Match
+    from pronghorn.envworker.match import Match, _remove_memory
 
     # The engines are made and joined as ours, so that map, screen, buttons and rules are the same; then driven raw.
     players = Players("duel") if num_players == 2 else Players("multi_deathmatch", agents=num_players)
     match = Match("raw", players._make_game, num_players, clear_first_lives=players._arena.clear_first_lives)
     match.start(vizdoom.GameVariable.PLAYER_NUMBER, seed=1)
     match.restart()
-    counts, chunk = [0] * num_players, 50
+    counts = [0] * num_players
 
     def play(player: int) -> None:
         game, rng = match.games[player], np.random.default_rng(player)
         actions = [rng.integers(2, size=game.get_available_buttons_size()).tolist() for _ in range(512)]
-        # The same number of steps for all: an engine that stopped alone would leave the others waiting.
-        for step in range(chunk):
-            game.make_action(actions[step % 512], TICS)
-            state = game.get_state()
-            state.screen_buffer, state.game_variables  # noqa: B018
-            counts[player] += 1
+        with contextlib.suppress(Exception):  # the engines are killed in the end
+            while True:
+                game.make_action(actions[counts[player] % 512], TICS)
+                state = game.get_state()
+                state.screen_buffer, state.game_variables  # noqa: B018
+                counts[player] += 1
 
-    def play_all() -> None:
-        threads = [threading.Thread(target=play, args=(player,)) for player in range(num_players)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    play_all()
+    for player in range(num_players):
+        threading.Thread(target=play, args=(player,), daemon=True).start()
     Path("ready").touch()
     while not Path("go").exists():
         time.sleep(0.01)
-    counts[:] = [0] * num_players
-    before = time.perf_counter()
-    while time.perf_counter() < before + seconds:
-        play_all()
-    speed = sum(counts) / (time.perf_counter() - before)
-    match.close()
-    return speed
+    time.sleep(WARM_UP_S)
+    before, steps = time.perf_counter(), sum(counts)
+    time.sleep(seconds)
+    speed = (sum(counts) - steps) / (time.perf_counter() - before)
+    Path("speed").write_text(str(speed))
+    # Not closed: engines that are called at once may wait for each other's next call, with a thread inside each.
+    match._kill_engines()
+    for number in match._ids:
+        _remove_memory(number)
+    os._exit(0)
 
 
 def raw(num_matches: int, num_players: int, seconds: float) -> float:
@@ -141,8 +139,7 @@ def main() -> None:
     parser.add_argument("--raw", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.raw:
-        Path("speed").write_text(str(raw_match(given.players, given.seconds)))
-        return
+        raw_match(given.players, given.seconds)
     results = []
     for count in given.matches:
         results.append(one := measure(count, given.players, given.seconds, given.rounds))
