@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pronghorn.config import Config, replace, walk
+from pronghorn.envworker.deathmatch import fills_worker
 from pronghorn.envworker.loading import vector_entry_point
 from pronghorn.errors import ConfigError, UsageError
 from pronghorn.machine import available_cores, computes_bfloat16, has_gpu
@@ -55,6 +56,8 @@ def resolve_env(config: Config) -> Config:
     # A GPU acts on twice the rows in little more time, and the sampler serves half as many batches for as many steps.
     per_worker = 32 if not pixels or has_gpu(config.device) else 16
     defaults = {"env.workers": available_cores(), "env.envs_per_worker": per_worker}
+    if any(map(fills_worker, config.env_names)):  # so workers, not groups of a worker, take turns
+        defaults = {"env.workers": max(2 * available_cores(), len(config.env_names)), "env.envs_per_worker": 1}
     config = with_defaults(config, defaults)
     return with_defaults(config, {"env.groups": max(1, min(2, config.env.envs_per_worker))})
 

@@ -333,13 +333,14 @@ def test_close_ends_the_engine_and_may_be_called_twice(make):
 
 
 def test_module_needs_neither_vizdoom_nor_torch_to_be_imported():
+    folder = str(Path(doom.__file__).parent)
     code = (
-        "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('doom', {doom.__file__!r})\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "sys.modules['doom'] = module\n"
-        "spec.loader.exec_module(module)\n"
-        "assert 'basic' in module.SCENARIOS\n"
+        "import importlib.machinery, importlib.util, sys\n"
+        "spec = importlib.machinery.ModuleSpec('package', None, is_package=True)\n"
+        f"spec.submodule_search_locations.append({folder!r})\n"
+        "sys.modules['package'] = importlib.util.module_from_spec(spec)\n"
+        "from package import deathmatch, doom\n"
+        "assert 'basic' in doom.SCENARIOS and 'duel' in deathmatch.MATCHES\n"
         "loaded = {'vizdoom', 'torch', 'gymnasium', 'cv2', 'pronghorn'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )

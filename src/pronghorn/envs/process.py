@@ -135,7 +135,8 @@ class WorkerProcess:
     def epitaph(self, status: int) -> str:
         """How it ended, in words."""
         if self.report is not None:
-            trace = self.report["traceback"].strip("\n")
+            # Engines that break say where and which; the frames around are ours.
+            trace = "" if self.report["code"] == "again" else self.report["traceback"].strip("\n")
             return f"raised {self.report['type']}: {self.report['message']}\n{trace}"
         tail = self.log_tail()
         said = f". The last that it wrote:\n{tail}" if tail else "."
@@ -148,7 +149,16 @@ class WorkerProcess:
     @property
     def broke_contract_at_once(self) -> bool:
         """Its environment failed by a rule, not by chance, before its first step was done."""
-        return self.report is not None and self.report["code"] != "crash" and self.report["steps"] == 0
+        return self.report is not None and self.report["code"] not in ("crash", "again") and self.report["steps"] == 0
+
+    def may_start_again(self, has_match: bool) -> bool:
+        """Whether a failure before the first step was one of engines that did not come together, which chance decides.
+
+        has_match: it plays a Doom match. The library ends the process by a signal when an engine of one ends too
+        early, before anything can be reported.
+        """
+        by_signal = self.report is None and (self.popen.returncode or 0) < 0 and self.attached
+        return (has_match and by_signal) or (self.report is not None and self.report["code"] == "again")
 
 
 def _exit_descriptor(pid: int) -> int:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronghorn.envs.workers import ResolvedEnv, WorkerPool
+from pronghorn.envworker import deathmatch, doom
 from pronghorn.envworker.loading import PLUGINS, unknown_id, vector_entry_point
 from pronghorn.errors import ConfigError, EnvError, MissingExtraError, UnknownEnvError, UsageError
 from pronghorn.types import Event, Pool, Ready
@@ -110,6 +111,8 @@ def resolve(
         hint = "" if colon else own
         raise UnknownEnvError(f"there is no environment '{name}'{_near(name)}{hint}")
     if prefix == "doom":
+        if kwargs.get("scenarios_dir"):  # workers run in directories of their own
+            kwargs["scenarios_dir"] = os.path.abspath(os.path.expanduser(str(kwargs["scenarios_dir"])))
         return ResolvedEnv(name, "worker", "doom", _doom_scenario(target, here), kwargs, options)
     if prefix == "atari":
         return ResolvedEnv(name, "atari", "atari", _atari_game(target), kwargs, options)
@@ -141,19 +144,18 @@ def _near(name: str, names: Iterable[str] | None = None) -> str:
 
 
 def _doom_scenario(target: str, here: bool) -> str:
-    from pronghorn.envworker.doom import SCENARIOS
-
-    if target not in SCENARIOS:
-        raise UnknownEnvError(f"there is no Doom scenario '{target}'{_near('doom:' + target, _doom_names())}")
+    names = _doom_names()
+    if "doom:" + target not in names:
+        raise UnknownEnvError(f"there is no Doom scenario '{target}'{_near('doom:' + target, names)}")
     if here and not _installed("vizdoom"):
         raise MissingExtraError("vizdoom", "doom", f"doom:{target}")
     return target
 
 
-def _doom_names() -> list[str]:
-    from pronghorn.envworker.doom import SCENARIOS
-
-    return ["doom:" + scenario for scenario in SCENARIOS]
+def _doom_names() -> dict[str, str]:
+    """What each is, by name: scenarios of one player, and kinds of matches."""
+    tables = (doom.SCENARIOS, deathmatch.MATCHES, doom.EXTERNAL)
+    return {"doom:" + name: one.summary for table in tables for name, one in table.items()}
 
 
 def _atari_game(target: str) -> str:
@@ -275,11 +277,9 @@ def list_envs() -> list[Listing]:
     """Every name that `resolve` knows without being told, in the order of the kinds."""
     import gymnasium
 
-    from pronghorn.envworker.doom import SCENARIOS
-
     doom_extra = "" if _installed("vizdoom") else "doom"
     found = [Listing(name, f"registered: {target}") for name, target in _registered.items()]
-    found += [Listing("doom:" + name, scenario.summary, doom_extra) for name, scenario in SCENARIOS.items()]
+    found += [Listing(name, summary, doom_extra) for name, summary in _doom_names().items()]
     roms = _atari_games()
     found += [Listing(_atari_name(rom), "Atari 2600, 84 x 84 grey, 4 frames") for rom in roms]
     if not roms:
@@ -322,6 +322,7 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
         raise ConfigError("env.id", env.id, "tasks of one run must share a back end", f"Choose one of: {backends}.")
     if backends[0] in _NATIVE:
         return _native_pool(config, resolved, seed, ordered=ordered)
+    _require_one_match_a_worker(config)
     return WorkerPool(
         resolved,
         num_workers=env.workers,
@@ -337,6 +338,15 @@ def make_pool(config: Config, *, seed: int, ordered: bool, evaluation: bool = Fa
         sys_path=None,
         evaluation=evaluation,
     )
+
+
+def _require_one_match_a_worker(config: Config) -> None:
+    """An engine that hangs can be ended only with its process, which must not take other matches with it."""
+    for name in config.env_names:
+        if config.env.envs_per_worker > 1 and deathmatch.fills_worker(name):
+            rule = f"a match of {name} is an engine for each player, which live and die in a worker of their own"
+            fix = "Leave it out, or give 1; --env.workers gives more matches."
+            raise ConfigError("env.envs_per_worker", config.env.envs_per_worker, rule, fix)
 
 
 def _atari_pool(config: Config, resolved: list[ResolvedEnv], seed: int, ordered: bool, render: bool) -> Pool:

@@ -38,6 +38,7 @@ from pronghorn.envs.process import WorkerProcess, import_path, interpreter, star
 from pronghorn.envs.restarts import RestartBudget
 from pronghorn.envworker import keeper as keeper_module
 from pronghorn.envworker import main as protocol
+from pronghorn.envworker.deathmatch import is_match
 from pronghorn.errors import ConfigError, PronghornError, UsageError, WorkerDied
 from pronghorn.limits import require_map, require_workers
 from pronghorn.types import Event, Ready
@@ -92,7 +93,8 @@ class WorkerPool:
 
     Rows with event LOST are not answered: `send` ignores them, whether they are left out or not. A failure
     before every row has been reset once is raised at once, by its kind: UnknownEnvError, MissingExtraError,
-    SpaceError, or EnvError with the worker's traceback.
+    SpaceError, or EnvError with the worker's traceback; except that a match whose engines did not come together is
+    tried again within the budget.
 
     Each record of an ended episode has row, task, return (raw sum of rewards), length (steps), and the
     environment's own numbers.
@@ -136,7 +138,7 @@ class WorkerPool:
         self._set_options: dict[str, Any] = {}
         self._frame: NDArray[np.uint8] | None = None
         self._next_check, self._looked = 0.0, time.monotonic()
-        self._starting, self._closed = True, False
+        self._starting, self._mapped, self._closed = True, False, False
         self._failure: PronghornError | None = None
         self._processes: list[WorkerProcess | None] = [None] * num_workers
         self._selector = selectors.DefaultSelector()
@@ -366,6 +368,7 @@ class WorkerPool:
         self._map()
         for process in processes:
             self._attach(process)
+        self._mapped = True
         while not all(unit.ready for unit in self._units):
             self._poll(_CHECK_EVERY_S)
         self._starting = False
@@ -501,7 +504,7 @@ class WorkerPool:
                     record["task"] = self.tasks[self.task_ids[record["row"]]]
         elif kind == protocol.SPEC:
             process.spec, process.deadline = json.loads(payload), math.inf
-            if not self._starting:
+            if self._mapped:
                 self._attach(process)
         elif kind == protocol.FRAME:
             process.deadline = math.inf
@@ -520,11 +523,12 @@ class WorkerPool:
         cause = f"worker {process.index} ({site}) {hang or process.epitaph(status)}"
         process.discard()
         first_life = self._generation[process.index] == 0
-        if self._starting or (first_life and process.broke_contract_at_once):
+        again = self._starting and process.may_start_again(any(is_match(name) for name in self.tasks))
+        if (self._starting and not again) or (first_life and process.broke_contract_at_once):
             self._fail(start_error(process.report, site, cause))
         self._count_death(process, cause)
-        for unit in self._units_of(process.index):
-            unit.ready, unit.lost, unit.void, unit.deadline, unit.records = False, True, unit.taken, math.inf, []
+        for unit in self._units_of(process.index):  # while all start, nobody has got a row that could be lost
+            unit.ready, unit.lost, unit.void, unit.deadline, unit.records = False, not again, unit.taken, math.inf, []
         self._generation[process.index] += 1
         self._spawn(process.index)
 

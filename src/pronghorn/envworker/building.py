@@ -50,7 +50,7 @@ def make(
                  returns a Gymnasium environment or vector environment, one of several agents (PettingZoo's parallel
                  or AEC interface, or a class of that form), or a flat one
     kind 'pettingzoo': target is a game of PettingZoo, by family and versioned name ('butterfly.pistonball_v6')
-    kind 'doom': target is a scenario's name
+    kind 'doom': target is the name of a scenario or of a kind of match
 
     An argument that is the text FREE_PORT becomes a port that nobody uses, another one for each environment; should
     somebody take it before the environment does, others are tried.
@@ -144,14 +144,16 @@ def _takes_render_mode(function: Callable[..., Any]) -> bool:
 
 
 def _make_doom(target: str, kwargs: Dict[str, Any], options: Mapping[str, Any]) -> Any:
-    from . import doom
+    from . import deathmatch, doom
 
     unknown = sorted(set(options) - {"render"})
     if unknown:
         raise ContractBroken("the options %s do not apply to doom:%s" % (unknown, target))
-    _require_arguments(doom.DoomEnv, "doom:" + target, dict(kwargs, scenario=target))
+    is_match = target in deathmatch.MATCHES
+    _require_arguments(deathmatch.Players if is_match else doom.DoomEnv, "doom:" + target, dict(kwargs), target)
+    build = deathmatch.make if is_match else doom.DoomEnv
     try:
-        return naming_absent(lambda _: doom.DoomEnv(target, **kwargs), "doom:" + target)
+        return naming_absent(lambda _: build(target, **kwargs), "doom:" + target)
     except ValueError as error:  # one of its own rules on the arguments
         raise ContractBroken(str(error)) from None
 
@@ -205,14 +207,18 @@ def _make_pettingzoo(target: str, kwargs: Dict[str, Any], render: bool) -> Any:
         raise ContractBroken("%s: %s" % (name, error)) from None
 
 
-def _require_arguments(function: Callable[..., Any], name: str, kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that `function` does not take, before it runs, by naming those that it takes."""
+def _require_arguments(function: Callable[..., Any], name: str, kwargs: Mapping[str, Any], *given: Any) -> None:
+    """Refuse arguments that `function` does not take, before it runs, by naming those that it takes.
+
+    given: those that come before the user's.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # written in C: it will say so itself
         return
     try:
-        signature.bind(**kwargs)
+        signature.bind(*given, **kwargs)
     except TypeError as error:
-        known = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
+        parameters = list(signature.parameters.values())[len(given) :]
+        known = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
         raise ContractBroken("%s: %s; its arguments are: %s" % (name, error, known or "none")) from None

@@ -14,32 +14,47 @@ import difflib
 import itertools
 import math
 import os
+import re
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
+
+from . import shaping
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Obs = Dict[str, "NDArray[Any]"]
-Factor = Tuple[Tuple[str, ...], ...]  # one discrete factor: for each of its values, the buttons that it holds
+Held = Union[str, Tuple[str, float]]  # a button that is held, or one that takes a number (degrees a tic) and the number
+Factor = Tuple[Tuple[Held, ...], ...]  # one discrete factor: for each of its values, what is held
 
 TICS_PER_SECOND = 35
-_START_TRIES = 3
-_MAX_SEED = 2**31
+START_TRIES = 3
+MAX_SEED = 2**31
 
+TURN_BUTTON = "TURN_LEFT_RIGHT_DELTA"  # takes degrees a tic, positive to the right
 _TURN: Factor = ((), ("TURN_LEFT",), ("TURN_RIGHT",))
-_WALK: Factor = ((), ("MOVE_FORWARD",), ("MOVE_BACKWARD",))
-_STRAFE: Factor = ((), ("MOVE_LEFT",), ("MOVE_RIGHT",))
-_ATTACK: Factor = ((), ("ATTACK",))
-_SPEED: Factor = ((), ("SPEED",))
-_USE: Factor = ((), ("USE",))
+WALK: Factor = ((), ("MOVE_FORWARD",), ("MOVE_BACKWARD",))
+STRAFE: Factor = ((), ("MOVE_LEFT",), ("MOVE_RIGHT",))
+ATTACK: Factor = ((), ("ATTACK",))
+SPEED: Factor = ((), ("SPEED",))
+USE: Factor = ((), ("USE",))
 _WEAPON_6: Factor = ((), *(("SELECT_WEAPON%d" % i,) for i in range(1, 7)))
-_WEAPON_7: Factor = ((), *(("SELECT_WEAPON%d" % i,) for i in range(1, 8)))
+WEAPON_7: Factor = ((), *(("SELECT_WEAPON%d" % i,) for i in range(1, 8)))
+
+def turns(count: int, most: float) -> Factor:
+    """`count` (odd) speeds of turning from `most` degrees a tic to the left to as much to the right; value 0 is none.
+
+    The others follow in order, so that value 0 means 'no button' in every factor.
+    """
+    half = count // 2
+    speeds = [most * step / half for step in range(-half, half + 1) if step]
+    return ((), *(((TURN_BUTTON, speed),) for speed in speeds))
+
 
 # One action space for several scenarios at once; buttons that a scenario has no use for act as in plain Doom.
-ALL_FACTORS: Tuple[Factor, ...] = (_TURN, _WALK, _STRAFE, _ATTACK, _SPEED, _USE)
+ALL_FACTORS: Tuple[Factor, ...] = (_TURN, WALK, STRAFE, ATTACK, SPEED, USE)
 
 
 class Scenario(NamedTuple):
@@ -51,6 +66,8 @@ class Scenario(NamedTuple):
     reward_scale: factor on the scenario's reward.
     health_bonus: added to the scaled reward of each step in which health rose.
     doom_map: instead of the map that the .cfg names.
+    rewards: weights of shaped rewards (shaping.py) that are added; empty: none.
+    measurements: those shown when none are asked for.
     """
 
     cfg: str
@@ -61,6 +78,8 @@ class Scenario(NamedTuple):
     reward_scale: float = 1.0
     health_bonus: float = 0.0
     doom_map: str = ""
+    rewards: Mapping[str, float] = {}
+    measurements: Tuple[str, ...] = ()
 
 
 # Left out: cig, multi and multi_duel (several players); doom and doom2 (need the commercial .wad files);
@@ -68,18 +87,18 @@ class Scenario(NamedTuple):
 # basic_notifications (basic, with a sound or text buffer that a network of pixels does not see).
 SCENARIOS: Dict[str, Scenario] = {
     "basic": Scenario(
-        "basic.cfg", "shoot the monster on the far wall of one room", (_STRAFE, _ATTACK), "flat", 300, 0.01
+        "basic.cfg", "shoot the monster on the far wall of one room", (STRAFE, ATTACK), "flat", 300, 0.01
     ),
     "simpler_basic": Scenario(
-        "simpler_basic.cfg", "basic with plainer walls and floor", (_STRAFE, _ATTACK), "flat", 300, 0.01
+        "simpler_basic.cfg", "basic with plainer walls and floor", (STRAFE, ATTACK), "flat", 300, 0.01
     ),
     "rocket_basic": Scenario(
-        "rocket_basic.cfg", "basic with a slow rocket, no aiming help", (_STRAFE, _ATTACK), "flat", 300, 0.01
+        "rocket_basic.cfg", "basic with a slow rocket, no aiming help", (STRAFE, ATTACK), "flat", 300, 0.01
     ),
     "deadly_corridor": Scenario(
         "deadly_corridor.cfg",
         "reach the vest at the end of a corridor lined with shooters",
-        (_TURN, _WALK, _STRAFE, _ATTACK),
+        (_TURN, WALK, STRAFE, ATTACK),
         "factored",
         2100,
         0.01,
@@ -87,28 +106,28 @@ SCENARIOS: Dict[str, Scenario] = {
     "deathmatch": Scenario(
         "deathmatch.cfg",
         "kill monsters in an arena with weapons and medkits to find",
-        (_TURN, _WALK, _STRAFE, _ATTACK, _SPEED, _WEAPON_6),
+        (_TURN, WALK, STRAFE, ATTACK, SPEED, _WEAPON_6),
         "factored",
         4200,
     ),
     "defend_the_center": Scenario(
         "defend_the_center.cfg",
         "turn on the spot and shoot what comes, with 26 rounds",
-        (_TURN, _ATTACK),
+        (_TURN, ATTACK),
         "factored",
         2100,
     ),
     "defend_the_line": Scenario(
         "defend_the_line.cfg",
         "hold one wall against ever tougher monsters; ends by death only",
-        (_TURN, _ATTACK),
+        (_TURN, ATTACK),
         "factored",
         0,
     ),
     "health_gathering": Scenario(
         "health_gathering.cfg",
         "stay alive on an acid floor by collecting medkits",
-        (_TURN, _WALK),
+        (_TURN, WALK),
         "flat",
         2100,
         health_bonus=1.0,
@@ -116,24 +135,24 @@ SCENARIOS: Dict[str, Scenario] = {
     "health_gathering_supreme": Scenario(
         "health_gathering_supreme.cfg",
         "health_gathering in a maze, with vials of poison between",
-        (_TURN, _WALK),
+        (_TURN, WALK),
         "flat",
         2100,
         health_bonus=1.0,
     ),
     "my_way_home": Scenario(
-        "my_way_home.cfg", "find the vest in a maze of rooms; sparse reward", (_TURN, _WALK), "factored", 2100
+        "my_way_home.cfg", "find the vest in a maze of rooms; sparse reward", (_TURN, WALK), "factored", 2100
     ),
     "predict_position": Scenario(
-        "predict_position.cfg", "hit a walking monster with one slow rocket", (_TURN, _ATTACK), "flat", 300
+        "predict_position.cfg", "hit a walking monster with one slow rocket", (_TURN, ATTACK), "flat", 300
     ),
     "take_cover": Scenario(
-        "take_cover.cfg", "dodge fireballs; ends by death only", (_STRAFE,), "flat", 0
+        "take_cover.cfg", "dodge fireballs; ends by death only", (STRAFE,), "flat", 0
     ),
     "freedoom1": Scenario(
         "freedoom1.cfg",
         "the free game's first map; +1 for its exit, nothing else",
-        (*ALL_FACTORS, _WEAPON_7),
+        (*ALL_FACTORS, WEAPON_7),
         "factored",
         126000,
         doom_map="E1M1",  # the .cfg means map01, which this game lacks: the second episode would hang the engine
@@ -141,24 +160,46 @@ SCENARIOS: Dict[str, Scenario] = {
     "freedoom2": Scenario(
         "freedoom2.cfg",
         "the other free game's first map; +1 for its exit, nothing else",
-        (*ALL_FACTORS, _WEAPON_7),
+        (*ALL_FACTORS, WEAPON_7),
         "factored",
         126000,
     ),
 }  # fmt: skip
 
 
+# Scenarios of the Sample Factory paper whose maps neither vizdoom nor this package ships.
+EXTERNAL: Dict[str, Scenario] = {
+    name: Scenario(
+        name + "_continuous_turning.cfg",
+        summary,
+        (WALK, STRAFE, ATTACK, SPEED, turns(11, 10.0)),
+        "factored",
+        2100,
+        rewards=shaping.SURVIVAL,
+        measurements=("HEALTH", "SELECTED_WEAPON_AMMO", "USER2"),  # the map counts kills in USER2
+    )
+    for name, summary in (
+        ("battle", "kill monsters in a maze, with medkits and clips to find; the map is yours to bring"),
+        ("battle2", "battle in a maze with more rooms; the map is yours to bring"),
+    )
+}
+
+WHERE_FROM = "Those of the paper are in the wheel of sample-factory, under sf_examples/vizdoom/doom/scenarios"
+
+
 class DoomEnv:
     """One single-player scenario. `spec` is the JSON description that the trainer builds its EnvSpec from.
 
-    scenario: a key of SCENARIOS.        frame_skip: tics that one action is held for.
+    scenario: a key of SCENARIOS or of EXTERNAL.        frame_skip: tics that one action is held for.
     width, height: pixels of the observation 'obs', uint8 [height, width, 3]; the nearest pixel is taken.
     actions: 'default' (the scenario's), 'flat' (one Discrete), 'factored' (several at once) or 'all' (one
         factored space that every scenario shares).
     measurements: names of ViZDoom game variables for a second leaf 'measurements', float32 [K], in the game's
-        own units; True: those that the scenario's .cfg lists.
+        own units; True: those that the scenario's .cfg lists; None: those of the scenario's entry in the table.
     reward_scale: instead of the scenario's.        timeout_tics: instead of the scenario's (0: none).
     resolution: of the rendered screen, one of ViZDoom's, such as '160x120'.
+    scenarios_dir: folder of the .cfg and .wad files of a scenario of EXTERNAL.
+    rewards: weights of shaped rewards (shaping.py) to add, in place of the scenario's of the same names.
 
     Raises ValueError for an option that breaks a rule and RuntimeError when the engine does not start.
     """
@@ -175,12 +216,22 @@ class DoomEnv:
         reward_scale: Optional[float] = None,
         timeout_tics: Optional[int] = None,
         resolution: str = "160x120",
+        scenarios_dir: str = "",
+        rewards: Optional[Mapping[str, float]] = None,
     ) -> None:
         if frame_skip < 1 or width < 1 or height < 1:
             raise ValueError(
                 "frame_skip, width and height are counts of at least 1, not %d, %d, %d" % (frame_skip, width, height)
             )
         self._scenario = _scenario(scenario)
+        self._directory = scenarios_dir
+        if scenario in EXTERNAL:
+            _require_external("doom:" + scenario, scenarios_dir, self._scenario.cfg)
+        elif scenarios_dir:
+            raise ValueError("doom:%s has its files in vizdoom: leave scenarios_dir out" % scenario)
+        given = self._scenario.rewards or dict.fromkeys(shaping.AMOUNTS, 0.0)
+        weights = shaping.weights(given, rewards)
+        self._shaping = shaping.Shaping(weights) if self._scenario.rewards or rewards else None
         self._name = "doom:" + scenario
         self._frame_skip = frame_skip
         self._resolution = resolution
@@ -188,10 +239,10 @@ class DoomEnv:
         self._timeout_tics = self._scenario.timeout_tics if timeout_tics is None else timeout_tics
         self._factors = _action_factors(self._scenario, actions)
         self._sizes = [len(factor) for factor in self._factors]
-        self._button_names = _buttons_of(self._factors)
+        self._button_names = buttons_of(self._factors)
         self._button_table = _button_table(self._factors, self._button_names)
-        self._variables = _measurement_names(scenario, self._scenario, measurements)
-        self._resize = nearest_resize(*_screen_size(resolution), out_height=height, out_width=width)
+        self._variables = _measurement_names(scenario, self._scenario, scenarios_dir, measurements)
+        self._resize = nearest_resize(*screen_size(resolution), out_height=height, out_width=width)
         self.spec = self._make_spec(height, width)
 
         self._game: Any = None  # the engine starts at the first reset: reading `spec` costs nothing
@@ -210,12 +261,14 @@ class DoomEnv:
             self._rng = np.random.default_rng(seed)
         if self._game is None:
             self._game = self._start_engine()
-        self._game.set_seed(int(self._rng.integers(_MAX_SEED)))
+        self._game.set_seed(int(self._rng.integers(MAX_SEED)))
         self._game.new_episode()
         self._over = False
         self._tics = 0
         self._game_return = 0.0
         self._health = self._read_health() if self._scenario.health_bonus else 0.0
+        if self._shaping is not None:
+            self._shaping.begin(self._read(shaping.VARIABLES))
         return self._observe(self._game.get_state())
 
     def step(
@@ -248,6 +301,8 @@ class DoomEnv:
         truncated = not terminated and 0 < self._timeout_tics <= self._tics
         self._over = terminated or truncated
         reward = game_reward * self._reward_scale + self._health_bonus()
+        if self._shaping is not None:
+            reward += self._shaping(self._read(shaping.VARIABLES))
         if self._over:
             self._stats = self._read_stats()
         return self._observe(state), reward, terminated, truncated, self._over, {}
@@ -256,6 +311,12 @@ class DoomEnv:
         """The last frame as the engine drew it, before resizing: uint8 [120, 160, 3] by default."""
         frame: NDArray[Any] = self._screen
         return frame
+
+    def set_option(self, name: str, value: Any) -> None:
+        """'rewards': weights of shaped rewards, from the next step on."""
+        if name != "rewards" or self._shaping is None:
+            raise ValueError("%s has no setting '%s' that can change while it runs" % (self._name, name))
+        self._shaping.weights = shaping.weights(self._shaping.weights, value)
 
     def stats(self) -> Dict[str, float]:
         """Of the episode that ended last: the scenario's own return, monsters killed and the final health.
@@ -319,7 +380,11 @@ class DoomEnv:
         return self._scenario.health_bonus if self._health > before else 0.0
 
     def _read_health(self) -> float:
-        return float(self._game.get_game_variable(self._vizdoom.GameVariable.HEALTH))
+        return self._read(("HEALTH",))[0]
+
+    def _read(self, names: Sequence[str]) -> List[float]:
+        known = self._vizdoom.GameVariable
+        return [float(self._game.get_game_variable(getattr(known, name))) for name in names]
 
     def _read_stats(self) -> Dict[str, float]:
         kills = self._game.get_game_variable(self._vizdoom.GameVariable.KILLCOUNT)
@@ -331,9 +396,9 @@ class DoomEnv:
         }
 
     def _start_engine(self) -> Any:
-        self._vizdoom = _import_vizdoom()
+        self._vizdoom = import_vizdoom()
         last_error = None
-        for attempt in range(_START_TRIES):
+        for attempt in range(START_TRIES):
             game = self._configured_game()
             try:
                 game.init()
@@ -347,25 +412,30 @@ class DoomEnv:
         raise RuntimeError(
             "%s: ViZDoom's engine did not start in %d tries; the last error was %s: %s. 'pronghorn doctor' "
             "starts one alone and shows what it prints"
-            % (self._name, _START_TRIES, type(last_error).__name__, last_error)
+            % (self._name, START_TRIES, type(last_error).__name__, last_error)
         )
 
     def _configured_game(self) -> Any:
-        vizdoom = self._vizdoom
-        game = _load(vizdoom, self._scenario)
-        game.set_screen_resolution(getattr(vizdoom.ScreenResolution, _resolution_name(self._resolution)))
-        game.set_screen_format(vizdoom.ScreenFormat.RGB24)
-        game.set_available_buttons([getattr(vizdoom.Button, name) for name in self._button_names])
-        game.set_available_game_variables([getattr(vizdoom.GameVariable, name) for name in self._variables])
+        game = _load(self._vizdoom, self._scenario, self._directory)
+        set_up(game, self._resolution, self._button_names, self._variables)
         if self._scenario.doom_map:
             game.set_doom_map(self._scenario.doom_map)
-        game.set_mode(vizdoom.Mode.PLAYER)
-        game.set_window_visible(False)
-        game.set_sound_enabled(False)
-        game.set_audio_buffer_enabled(False)  # some .cfg files ask for buffers that cost time and are not read
-        game.set_automap_buffer_enabled(False)
-        game.set_episode_timeout(0)
         return game
+
+
+def set_up(game: Any, resolution: str, buttons: Sequence[str], variables: Sequence[str]) -> None:
+    """What every engine of ours has in common, whatever its .cfg file said: no window, no sound, no time limit."""
+    vizdoom = import_vizdoom()
+    game.set_screen_resolution(getattr(vizdoom.ScreenResolution, _resolution_name(resolution)))
+    game.set_screen_format(vizdoom.ScreenFormat.RGB24)
+    game.set_available_buttons([getattr(vizdoom.Button, name) for name in buttons])
+    game.set_available_game_variables([getattr(vizdoom.GameVariable, name) for name in variables])
+    game.set_mode(vizdoom.Mode.PLAYER)
+    game.set_window_visible(False)
+    game.set_sound_enabled(False)
+    game.set_audio_buffer_enabled(False)  # some .cfg files ask for buffers that cost time and are not read
+    game.set_automap_buffer_enabled(False)
+    game.set_episode_timeout(0)
 
 
 def nearest_resize(
@@ -402,10 +472,31 @@ def nearest_resize(
 
 
 def _scenario(name: str) -> Scenario:
-    if name in SCENARIOS:
-        return SCENARIOS[name]
-    near = difflib.get_close_matches(name, SCENARIOS, n=3, cutoff=0.4) or sorted(SCENARIOS)
+    known = {**SCENARIOS, **EXTERNAL}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
     raise ValueError("no Doom scenario '%s'. Did you mean: %s?" % (name, ", ".join(near)))
+
+
+def _require_external(name: str, directory: str, cfg: str) -> None:
+    """Raise ValueError unless the folder holds the .cfg file and the map that it names."""
+    path = external_file(name, directory, cfg)
+    with open(path) as file:
+        maps = re.findall(r"^\s*doom_scenario_path\s*=\s*(\S+)", file.read(), re.MULTILINE)
+    for wad in maps:
+        external_file(name, directory, wad)
+
+
+def external_file(name: str, directory: str, file: str) -> str:
+    """Path of a file that the user brings. Raises ValueError that names it when it is not there."""
+    if not directory:
+        rule = "%s needs %s, which is not shipped. Name the folder that holds it: --env.args scenarios_dir DIR. %s"
+        raise ValueError(rule % (name, file, WHERE_FROM))
+    path = os.path.join(directory, file)
+    if not os.path.isfile(path):
+        raise ValueError("%s needs %s, which scenarios_dir = '%s' lacks. %s" % (name, file, directory, WHERE_FROM))
+    return path
 
 
 def _action_factors(scenario: Scenario, actions: str) -> Tuple[Factor, ...]:
@@ -420,26 +511,41 @@ def _action_factors(scenario: Scenario, actions: str) -> Tuple[Factor, ...]:
     return (((), *single_values),)
 
 
-def _buttons_of(factors: Tuple[Factor, ...]) -> List[str]:
+def held(value: Tuple[Held, ...]) -> Dict[str, float]:
+    """By button: 1.0 where it is held, or the number that it takes."""
+    return dict(map(_pair, value))
+
+
+def _pair(button: Held) -> Tuple[str, float]:
+    return (button, 1.0) if isinstance(button, str) else button
+
+
+def buttons_of(factors: Tuple[Factor, ...]) -> List[str]:
     """Every button that a factor holds, once, in order of appearance: the order of the engine's vector."""
-    return list(dict.fromkeys(button for factor in factors for value in factor for button in value))
+    return list(dict.fromkeys(button for factor in factors for value in factor for button in held(value)))
 
 
-def _button_table(factors: Tuple[Factor, ...], buttons: List[str]) -> List[List[bool]]:
+def _button_table(factors: Tuple[Factor, ...], buttons: List[str]) -> List[List[float]]:
     """The engine's button vector of every combination of the factors' values (at most a few thousand)."""
     table = []
     for values in itertools.product(*factors):
-        held = {button for value in values for button in value}
-        table.append([button in held for button in buttons])
+        numbers: Dict[str, float] = {}
+        for value in values:
+            numbers.update(held(value))
+        table.append([numbers.get(button, 0.0) for button in buttons])
     return table
 
 
-def _measurement_names(name: str, scenario: Scenario, measurements: Union[bool, Sequence[str], None]) -> List[str]:
-    if measurements is None or measurements is False:
+def _measurement_names(
+    name: str, scenario: Scenario, directory: str, measurements: Union[bool, Sequence[str], None]
+) -> List[str]:
+    if measurements is None:
+        return list(scenario.measurements)
+    if measurements is False:
         return []
-    vizdoom = _import_vizdoom()
+    vizdoom = import_vizdoom()
     if measurements is True:
-        names = [variable.name for variable in _load(vizdoom, scenario).get_available_game_variables()]
+        names = [variable.name for variable in _load(vizdoom, scenario, directory).get_available_game_variables()]
         if not names:
             raise ValueError("doom:%s lists no measurements of its own; name them: ['HEALTH', 'AMMO2']" % name)
         return names
@@ -451,15 +557,16 @@ def _measurement_names(name: str, scenario: Scenario, measurements: Union[bool, 
     return list(measurements)
 
 
-def _import_vizdoom() -> Any:
+def import_vizdoom() -> Any:
     import vizdoom  # here, so that the table of scenarios can be read without it
 
     return vizdoom
 
 
-def _load(vizdoom: Any, scenario: Scenario) -> Any:
+def _load(vizdoom: Any, scenario: Scenario, directory: str) -> Any:
+    """directory: of the scenario's files; empty: vizdoom's own."""
     game = vizdoom.DoomGame()
-    game.load_config(os.path.join(vizdoom.scenarios_path, scenario.cfg))
+    game.load_config(os.path.join(directory or vizdoom.scenarios_path, scenario.cfg))
     return game
 
 
@@ -467,9 +574,9 @@ def _resolution_name(resolution: str) -> str:
     return "RES_" + resolution.upper()
 
 
-def _screen_size(resolution: str) -> Tuple[int, int]:
+def screen_size(resolution: str) -> Tuple[int, int]:
     """(height, width) of '160x120'; ValueError where ViZDoom has no such resolution."""
-    known = _import_vizdoom().ScreenResolution.__members__
+    known = import_vizdoom().ScreenResolution.__members__
     if _resolution_name(resolution) not in known:
         sizes = ", ".join(name[len("RES_") :].lower() for name in known)
         raise ValueError("resolution '%s' is none of ViZDoom's: %s" % (resolution, sizes))

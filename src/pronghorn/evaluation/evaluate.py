@@ -24,6 +24,7 @@ from torch import Tensor
 from pronghorn.config import Config, derive_seed
 from pronghorn.defaults import kind_of
 from pronghorn.envs.registry import make_env, make_pool
+from pronghorn.envworker.deathmatch import fills_worker
 from pronghorn.errors import EnvError, UsageError
 from pronghorn.evaluation.policy import Policy
 from pronghorn.machine import available_cores
@@ -80,6 +81,8 @@ def evaluate(
     single_rows = policy.spec.rows_per_env == 1 or config.env.vector_rows
     most = 32 if kind_of(policy.spec) == "vector" and single_rows else 8  # cheap ones are best served many at a time
     per_worker = num_envs or min(most, -(-episodes // workers))
+    if any(map(fills_worker, config.env_names)):
+        workers, per_worker = min(workers * per_worker, available_cores()), 1
     groups = min(config.env.groups, per_worker)
     env = replace(config.env, workers=workers, envs_per_worker=per_worker, groups=groups, vector_rows=0)
     pool = make_pool(replace(config, env=env), seed=derive_seed(seed, 7), ordered=False, evaluation=True)
