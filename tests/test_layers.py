@@ -29,6 +29,7 @@ LAYERS = [
         "training.store",
         "training.acting",
         "training.graphed",
+        "training.player",
         "training.checkpoint",
     },
     {"training.sampler", "training.pieces", "training.learner", "evaluation"},

@@ -41,7 +41,8 @@ from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
 from pronghorn.training.live import LiveView, logging_to
 from pronghorn.training.metrics import EpisodeTracker, MetricsWriter, limiting_stage, merged
-from pronghorn.training.sampler import Publisher, Sampler
+from pronghorn.training.player import Player, Publisher
+from pronghorn.training.sampler import Sampler
 from pronghorn.training.signals import READER_GONE, StopSignals
 from pronghorn.training.store import make_replay, make_store, step_fields, stored_leaves
 from pronghorn.types import Pool
@@ -151,7 +152,9 @@ class _Run:
         # Before the threads start: while graphs are made, nobody else may use the device.
         acting = make_acting(actor, self.store, self.pool.num_rows, leaves, config.graphs)
         self._notes += [acting.fallback] if acting.fallback else []
-        self.sampler = Sampler(self.pool, self.store, acting, self.publisher, self.tracker, seed=seed)
+        self.sampler = Sampler(
+            self.pool, [Player(self.pool, self.store, acting, self.publisher, self.tracker)], seed=seed
+        )
         self._reports: list[dict[str, float]] = []
         self._speed = 0.0
         self._learner_s = {"wait": 0.0, "gather": 0.0, "train": 0.0, "publish": 0.0}
