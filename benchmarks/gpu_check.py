@@ -42,7 +42,8 @@ from pronghorn.training.device import make_queue
 from pronghorn.training.graphed import StepGraphs
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker, read_metrics
-from pronghorn.training.sampler import Publisher, Sampler
+from pronghorn.training.player import Player, Publisher
+from pronghorn.training.sampler import Sampler
 from pronghorn.training.store import make_store, stored_leaves
 from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
 from stages import DOOM, ReplayedPool, filled_store
@@ -200,7 +201,7 @@ def sampled(check: Check, rows: int) -> Record:
     store, leaves = make_store(config, pool, 0, check.device), stored_leaves(SYNTHETIC, config.model)
     acting: Acting = GraphActing(policy, store, rows, leaves, graphs="on", queue=make_queue(check.device))
     tracker = EpisodeTracker(rows, pool.tasks, pool.task_ids)
-    collector = Sampler(pool, store, acting, Publisher(Snapshot.of(policy, 0)), tracker, seed=0)
+    collector = Sampler(pool, [Player(pool, store, acting, Publisher(Snapshot.of(policy, 0)), tracker)], seed=0)
 
     def step() -> None:
         collector.step()

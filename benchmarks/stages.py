@@ -28,7 +28,8 @@ from pronghorn.ops.returns import vtrace
 from pronghorn.training.acting import EagerActing, Snapshot
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker
-from pronghorn.training.sampler import Publisher, Sampler
+from pronghorn.training.player import Player, Publisher
+from pronghorn.training.sampler import Sampler
 from pronghorn.training.store import Slots, Store, make_store, stored_leaves
 from pronghorn.types import ActionSpec, EnvSpec, Event, LeafSpec, Ready
 
@@ -90,7 +91,7 @@ def sample(num_rows: int) -> Work:
     store = make_store(config, pool, policy.state_size, CPU)
     tracker = EpisodeTracker(num_rows, pool.tasks, pool.task_ids)
     acting = EagerActing(policy, store, num_rows)
-    sampler = Sampler(pool, store, acting, Publisher(Snapshot.of(policy, 0)), tracker, seed=0)
+    sampler = Sampler(pool, [Player(pool, store, acting, Publisher(Snapshot.of(policy, 0)), tracker)], seed=0)
     while True:
         before = sampler.num_steps
         for _ in range(config.learner.unroll_length):

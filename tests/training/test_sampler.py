@@ -18,7 +18,8 @@ from pronghorn.envs.workers import ResolvedEnv, WorkerPool
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.training.acting import Acting, EagerActing, GraphActing, Snapshot
 from pronghorn.training.metrics import EpisodeTracker
-from pronghorn.training.sampler import Publisher, Sampler
+from pronghorn.training.player import Player, Publisher
+from pronghorn.training.sampler import Sampler
 from pronghorn.training.store import Store, stored_leaves
 from pronghorn.types import EnvSpec, LeafSpec, Pool
 from recorded_graphs import RecordingQueue
@@ -76,7 +77,7 @@ def make(pool: Pool, *, length: int = 4, batch: int = 2, max_lag: int = 8, slots
     )
     tracker = EpisodeTracker(pool.num_rows, pool.tasks, pool.task_ids)
     acting = make_acting(net, store, pool.num_rows, leaves)
-    return Sampler(pool, store, acting, Publisher(Snapshot.of(net, 0)), tracker, seed=0)
+    return Sampler(pool, [Player(pool, store, acting, Publisher(Snapshot.of(net, 0)), tracker)], seed=0)
 
 
 def run(sampler: Sampler, steps: int) -> None:
@@ -85,8 +86,8 @@ def run(sampler: Sampler, steps: int) -> None:
 
 
 def full_slots(sampler: Sampler) -> np.ndarray:
-    status = sampler.store._status
-    order = sampler.store._order
+    status = sampler.players[0].store._status
+    order = sampler.players[0].store._order
     full = np.flatnonzero(status == 2)
     return full[np.argsort(order[full])]
 
@@ -97,7 +98,7 @@ def test_row_t_holds_obs_its_action_and_what_that_caused() -> None:
     sampler = make(pool)
     run(sampler, 5)
     (slot,) = full_slots(sampler)
-    store = sampler.store
+    store = sampler.players[0].store
     assert store.obs["obs"][slot, :, 1].tolist() == [0, 10, 20, 30, 40]  # row T is the bootstrap observation
     assert store.steps["reward"][slot].tolist() == [1, 2, 3, 4]  # the reward that the action at obs[t] caused
     assert store.steps["discrete"][slot, :, 0].tolist() == [a[0, 0] for _, a in pool.sent[:4]]
@@ -112,7 +113,7 @@ def test_row_t_holds_obs_its_action_and_what_that_caused() -> None:
 def test_no_step_is_lost_between_unrolls() -> None:
     sampler = make(ScriptedPool([100]), batch=8)
     run(sampler, 13)
-    rewards = np.concatenate([sampler.store.steps["reward"][s] for s in full_slots(sampler)])
+    rewards = np.concatenate([sampler.players[0].store.steps["reward"][s] for s in full_slots(sampler)])
     assert rewards.tolist() == list(range(1, 13))
     assert sampler.num_steps == 12
 
@@ -122,7 +123,7 @@ def test_only_truncated_rows_get_the_value_of_their_own_final_observation() -> N
     pool = ScriptedPool([3, 3], truncated=[1])
     sampler = make(pool, length=4)
     run(sampler, 5)
-    store = sampler.store
+    store = sampler.players[0].store
     terminated, truncated = full_slots(sampler)
     for slot, cut in ((terminated, False), (truncated, True)):
         assert store.steps["terminated"][slot].tolist() == [False, False, not cut, False]
@@ -138,8 +139,8 @@ def test_only_truncated_rows_get_the_value_of_their_own_final_observation() -> N
 def test_the_state_of_an_unroll_is_the_one_before_its_first_step() -> None:
     sampler = make(ScriptedPool([100, 4]), length=4, batch=8)
     run(sampler, 9)
-    store = sampler.store
-    net = sampler.acting.actor
+    store = sampler.players[0].store
+    net = sampler.players[0].acting.actor
     for slot in full_slots(sampler):
         obs = {"obs": store.obs["obs"][slot][:, None]}
         first = torch.from_numpy(store.steps["first"][slot][:, None].copy())
@@ -155,16 +156,16 @@ def test_a_row_that_waits_for_its_reset_leaves_no_trace_in_the_unrolls() -> None
         sampler = make(ScriptedPool([3, 2, 100], truncated=[1], waits=waits), length=6, batch=8)
         run(sampler, 12 if waits else 7)
         slots = full_slots(sampler)[:3]
-        first = {int(sampler.store.obs["obs"][slot, 0, 0]): slot for slot in slots}
+        first = {int(sampler.players[0].store.obs["obs"][slot, 0, 0]): slot for slot in slots}
         runs.append((sampler, first))
     (plain, a), (waited, b) = runs
     assert set(a) == set(b) == {0, 1, 2}
     for row in a:
-        for name, array in plain.store.steps.items():
+        for name, array in plain.players[0].store.steps.items():
             if name not in ("discrete", "log_prob"):  # the actions are drawn in another order
-                assert array[a[row]].tolist() == waited.store.steps[name][b[row]].tolist(), name
-        assert torch.equal(plain.store.obs["obs"][a[row]], waited.store.obs["obs"][b[row]])
-        assert torch.equal(plain.store.state[a[row]], waited.store.state[b[row]])
+                assert array[a[row]].tolist() == waited.players[0].store.steps[name][b[row]].tolist(), name
+        assert torch.equal(plain.players[0].store.obs["obs"][a[row]], waited.players[0].store.obs["obs"][b[row]])
+        assert torch.equal(plain.players[0].store.state[a[row]], waited.players[0].store.state[b[row]])
     assert waited.num_steps < 12 * 3  # what was INACTIVE is no step
 
 
@@ -174,10 +175,10 @@ def test_a_life_loss_ends_the_trace_but_neither_the_episode_nor_the_memory() -> 
     sampler = make(pool, length=6)
     run(sampler, 7)
     (slot,) = full_slots(sampler)
-    assert sampler.store.steps["terminated"][slot].tolist() == [False, True, False, True, False, True]
-    assert sampler.store.steps["first"][slot].tolist() == [True, False, False, False, True, False, False]
-    assert sampler.tracker.num_episodes == 1
-    assert sampler.tracker.snapshot()["return_mean"] == 1 + 2 + 3 + 4
+    assert sampler.players[0].store.steps["terminated"][slot].tolist() == [False, True, False, True, False, True]
+    assert sampler.players[0].store.steps["first"][slot].tolist() == [True, False, False, False, True, False, False]
+    assert sampler.players[0].tracker.num_episodes == 1
+    assert sampler.players[0].tracker.snapshot()["return_mean"] == 1 + 2 + 3 + 4
 
 
 @pytest.mark.case("FLT-05")
@@ -187,14 +188,14 @@ def test_a_lost_unit_voids_its_unrolls_and_nothing_else() -> None:
     run(sampler, 6)  # both rows have acted three times
     pool.kill = {1}
     run(sampler, 12)
-    store = sampler.store
+    store = sampler.players[0].store
     assert store.num_discarded == 1
     rows = {int(store.obs["obs"][s, 0, 0]): store.steps["reward"][s].tolist() for s in full_slots(sampler)[::-1]}
     assert rows[0] == [1, 2, 3, 4]
     assert rows[1] == [1, 2, 3, 4]  # a fresh episode, begun after the loss
     counts = store.counts()
     assert counts["filling"] == 2
-    assert sampler.tracker.num_episodes == 0
+    assert sampler.players[0].tracker.num_episodes == 0
 
 
 def test_units_without_a_slot_wait_while_the_others_go_on() -> None:
@@ -205,11 +206,11 @@ def test_units_without_a_slot_wait_while_the_others_go_on() -> None:
     pool.per_recv = 2
     run(sampler, 8)
     held = sum(len(r.rows) for r in sampler._held)
-    assert sampler.store.counts()["full"] + sampler.store.counts()["filling"] == 3
+    assert sampler.players[0].store.counts()["full"] + sampler.players[0].store.counts()["filling"] == 3
     assert held >= 1
-    taken = sampler.store.take(0, 0.0)
+    taken = sampler.players[0].store.take(0, 0.0)
     assert taken is not None
-    sampler.store.release(taken)
+    sampler.players[0].store.release(taken)
     before = sampler.num_steps
     run(sampler, 4)
     assert sampler.num_steps > before
@@ -220,15 +221,15 @@ def test_taking_turns_collects_exactly_one_batch_a_grant_under_one_version(max_l
     pool = ScriptedPool([5, 7, 100, 3], units=[0, 0, 1, 1])
     sampler = make(pool, length=4, batch=4, max_lag=max_lag)
     for round_ in range(3):
-        sampler.publisher.latest = Snapshot(round_, sampler.publisher.latest.tensors)
-        sampler.store.grant()
+        sampler.players[0].publisher.latest = Snapshot(round_, sampler.players[0].publisher.latest.tensors)
+        sampler.players[0].store.grant()
         run(sampler, 30)
         assert sampler.num_steps == 16 * (round_ + 1)
-        taken = sampler.store.take(round_, 0.0)
+        taken = sampler.players[0].store.take(round_, 0.0)
         assert taken is not None
-        batch = sampler.store.gather(taken, round_)
+        batch = sampler.players[0].store.gather(taken, round_)
         assert (batch.policy_lag == 0).all()
-        sampler.store.release(taken)
+        sampler.players[0].store.release(taken)
 
 
 def test_reseed_starts_every_row_anew_and_forgets_what_was_in_progress() -> None:
@@ -238,10 +239,10 @@ def test_reseed_starts_every_row_anew_and_forgets_what_was_in_progress() -> None
     sampler.request_reseed(99)
     sampler.step()
     assert pool.seeds == [99]
-    assert sampler.store.num_discarded == 0  # not lost: asked for
-    assert sampler.store.counts()["filling"] == 2
+    assert sampler.players[0].store.num_discarded == 0  # not lost: asked for
+    assert sampler.players[0].store.counts()["filling"] == 2
     run(sampler, 4)
-    assert all(sampler.store.steps["reward"][s].tolist() == [1, 2, 3, 4] for s in full_slots(sampler))
+    assert all(sampler.players[0].store.steps["reward"][s].tolist() == [1, 2, 3, 4] for s in full_slots(sampler))
 
 
 def test_every_terminal_reward_reaches_an_unroll() -> None:
@@ -249,7 +250,7 @@ def test_every_terminal_reward_reaches_an_unroll() -> None:
     pool = ScriptedPool([3, 5, 7])
     sampler = make(pool, length=4, batch=30)
     run(sampler, 4 * 20 + 1)
-    store = sampler.store
+    store = sampler.players[0].store
     slots = full_slots(sampler)
     rewards = store.steps["reward"][slots].sum()
     ends = store.steps["terminated"][slots].sum()
@@ -263,20 +264,20 @@ def test_without_a_learner_sampling_stops_and_nothing_grows() -> None:
     """Back-pressure: what is under way is bounded by the slots, however long the learner takes."""
     pool = ScriptedPool([100, 100], units=[0, 1])
     sampler = make(pool, length=4, batch=2, slots=5)
-    addresses = {name: tensor.data_ptr() for name, tensor in sampler.store.obs.items()}
+    addresses = {name: tensor.data_ptr() for name, tensor in sampler.players[0].store.obs.items()}
     run(sampler, 60)
     sent = len(pool.sent)
     run(sampler, 60)
     assert len(pool.sent) == sent  # both rows wait, unanswered
     assert sampler.num_steps <= 5 * 4 + 2
-    assert sampler.store.counts()["full"] == 5
+    assert sampler.players[0].store.counts()["full"] == 5
     assert len(sampler._held) == 2
-    taken = sampler.store.take(0, 0.0)
+    taken = sampler.players[0].store.take(0, 0.0)
     assert taken is not None
-    sampler.store.release(taken)
+    sampler.players[0].store.release(taken)
     run(sampler, 4)
     assert len(pool.sent) > sent  # and go on when there is room
-    assert addresses == {name: tensor.data_ptr() for name, tensor in sampler.store.obs.items()}
+    assert addresses == {name: tensor.data_ptr() for name, tensor in sampler.players[0].store.obs.items()}
 
 
 # ------------------------------------------------------------------------------------------ agents that are gone
@@ -312,13 +313,14 @@ def test_nothing_of_an_agent_that_is_gone_reaches_a_loss_or_a_statistic(how: str
     """What the learner sees, and what the statistics say, is the same whether it is padded with rewards of 7 or not."""
     plain, padded = (collected(gone(how, reward), 12) for reward in (0.0, 7.0))
     assert padded.num_steps == plain.num_steps
-    for name, array in plain.store.steps.items():
-        np.testing.assert_array_equal(padded.store.steps[name][full_slots(padded)], array[full_slots(plain)], name)
-    for name, tensor in plain.store.obs.items():
-        assert torch.equal(padded.store.obs[name][full_slots(padded)], tensor[full_slots(plain)]), name
-    assert padded.tracker.snapshot() == plain.tracker.snapshot()
-    assert padded.tracker.state()["records"] == plain.tracker.state()["records"]
-    rewards = padded.store.steps["reward"][full_slots(padded)]
+    one, other = plain.players[0], padded.players[0]
+    for name, array in one.store.steps.items():
+        np.testing.assert_array_equal(other.store.steps[name][full_slots(padded)], array[full_slots(plain)], name)
+    for name, tensor in one.store.obs.items():
+        assert torch.equal(other.store.obs[name][full_slots(padded)], tensor[full_slots(plain)]), name
+    assert other.tracker.snapshot() == one.tracker.snapshot()
+    assert other.tracker.state()["records"] == one.tracker.state()["records"]
+    rewards = other.store.steps["reward"][full_slots(padded)]
     assert 0 < rewards.max() < 7
 
 
@@ -335,7 +337,7 @@ def test_nothing_of_an_agent_that_is_gone_reaches_a_loss_or_a_statistic(how: str
 def test_an_agent_that_returns_has_two_trajectories(how: str, seen: list[int], begins: list[bool]) -> None:
     """V is the number of steps seen plus 1000 times the decisions since its memory was emptied."""
     sampler = collected(gone(how, 7.0), 12)
-    store = sampler.store
+    store = sampler.players[0].store
     mine = [slot for slot in full_slots(sampler) if store.obs["obs"][slot, 0, 2] == 1]
     first, second = mine[:2]
     assert [int(x) for slot in (first, second) for x in store.obs["obs"][slot, :4, 1]] == seen

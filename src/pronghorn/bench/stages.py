@@ -35,7 +35,8 @@ from pronghorn.settings_file import from_toml
 from pronghorn.training.acting import EagerActing, Snapshot, make_acting
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker
-from pronghorn.training.sampler import Publisher, Sampler
+from pronghorn.training.player import Player, Publisher
+from pronghorn.training.sampler import Sampler
 from pronghorn.training.store import make_replay, make_store, stored_leaves
 from pronghorn.training.trainer import train
 from pronghorn.types import EnvSpec, Event, LeafSpec, Pool, Ready
@@ -70,7 +71,7 @@ def act(config: Config, spec: EnvSpec) -> Generator[int]:
     pool = MadeUpPool(spec, acting_rows(config, spec))
     sampler = _sampler(config, pool, make_actor(config, spec, pick_device(config.device)))
     leaves = stored_leaves(spec, config.model)
-    acting, obs = sampler.acting, {name: pool.make_up(leaf) for name, leaf in leaves.items()}
+    acting, obs = sampler.players[0].acting, {name: pool.make_up(leaf) for name, leaf in leaves.items()}
     rows, first = np.arange(pool.num_rows), np.zeros(pool.num_rows, np.bool_)
     tensors = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
     while True:
@@ -88,7 +89,7 @@ def learn(config: Config, spec: EnvSpec) -> Generator[int]:
     device = pick_device(config.device)
     pool = MadeUpPool(spec, config.num_envs * spec.rows_per_env)
     sampler = _sampler(config, pool, make_actor(config, spec, device))
-    store, learner = sampler.store, Learner(config, build_model(config.model, spec).to(device))
+    store, learner = sampler.players[0].store, Learner(config, build_model(config.model, spec).to(device))
     replay = make_replay(config, config.seed)
     if store.turns:
         store.grant()
@@ -106,7 +107,7 @@ def transport(config: Config, spec: EnvSpec) -> Generator[int]:
     with contextlib.closing(make_pool(config, seed=config.seed, ordered=config.deterministic)) as pool:
         limit_threads(config.acting_threads)
         sampler = _sampler(config, pool, ConstantPolicy(pool.spec).to(pick_device(config.device)))
-        store, batch_steps = sampler.store, config.fresh_unrolls * config.learner.unroll_length
+        store, batch_steps = sampler.players[0].store, config.fresh_unrolls * config.learner.unroll_length
         due = batch_steps
         if store.turns:
             store.grant()
@@ -194,7 +195,7 @@ def _sampler(config: Config, pool: Pool, actor: ActorCritic) -> Sampler:
     acting = make_acting(actor, store, pool.num_rows, leaves, config.graphs)
     if acting.fallback:
         print(acting.fallback, file=sys.stderr)
-    return Sampler(pool, store, acting, Publisher(Snapshot.of(actor, 0)), tracker, seed=config.seed)
+    return Sampler(pool, [Player(pool, store, acting, Publisher(Snapshot.of(actor, 0)), tracker)], seed=config.seed)
 
 
 # ---------------------------------------------------------------- copies: the process that does a stage, and its handle

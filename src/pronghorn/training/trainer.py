@@ -41,7 +41,8 @@ from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.learner import Learner
 from pronghorn.training.live import LiveView, logging_to
 from pronghorn.training.metrics import EpisodeTracker, MetricsWriter, limiting_stage, merged
-from pronghorn.training.sampler import Publisher, Sampler
+from pronghorn.training.player import Player, Publisher
+from pronghorn.training.sampler import Sampler
 from pronghorn.training.signals import READER_GONE, StopSignals
 from pronghorn.training.store import make_replay, make_store, step_fields, stored_leaves
 from pronghorn.types import Pool
@@ -151,7 +152,9 @@ class _Run:
         # Before the threads start: while graphs are made, nobody else may use the device.
         acting = make_acting(actor, self.store, self.pool.num_rows, leaves, config.graphs)
         self._notes += [acting.fallback] if acting.fallback else []
-        self.sampler = Sampler(self.pool, self.store, acting, self.publisher, self.tracker, seed=seed)
+        self.sampler = Sampler(
+            self.pool, [Player(self.pool, self.store, acting, self.publisher, self.tracker)], seed=seed
+        )
         self._reports: list[dict[str, float]] = []
         self._speed = 0.0
         self._learner_s = {"wait": 0.0, "gather": 0.0, "train": 0.0, "publish": 0.0}
@@ -483,7 +486,7 @@ class _Run:
         _LOG.info("observation: %s. action: %s", seen, self.pool.spec.action)
         _LOG.info("model: %s parameters, arithmetic in %s", f"{self.model.num_parameters:,}", c.precision)
         if self.device.type == "cuda":
-            _LOG.info("acting: %s", self.sampler.acting.describe())
+            _LOG.info("acting: %s", self.sampler.players[0].acting.describe())
         batch = f"batches of {n.batch_unrolls} unrolls x {n.unroll_length} steps = {c.batch_samples} samples"
         if n.replay_fraction:
             batch += f", {n.batch_unrolls - c.fresh_unrolls} of the unrolls from replay of the last {n.replay_unrolls}"
