@@ -101,7 +101,9 @@ def test_episodes_are_dealt_to_all_tasks() -> None:
 def test_agents_that_never_appear_are_not_waited_for() -> None:
     """Rows of 'b', and of 'c' after the first episode, end none: 'a' plays their share of the six episodes."""
     spec = EnvSpec({"x": LeafSpec((4,), "float32", "vector")}, ActionSpec((3,)), rows_per_env=3, rows_wait=True)
-    values = {"env.workers": 1, "env.envs_per_worker": 1, "env.pin": "off", "model.mlp_layers": (8,)}
+    values = {
+        "env.workers": 1, "env.envs_per_worker": 1, "env.pin": "off", "env.pad_spaces": True, "model.mlp_layers": (8,),
+    }  # fmt: skip
     config = resolve(replace(Config(env=f"{TOYS}:Absent"), values), spec)
     policy = Policy(build_model(config.model, spec), config, spec)
     result = evaluate(policy, config, episodes=6, seed=1, num_envs=1)
