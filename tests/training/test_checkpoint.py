@@ -161,6 +161,7 @@ def test_a_full_disk_is_one_clear_message(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(c, "_write_durably", full)
     with pytest.raises(CheckpointError, match=r"No space left on device.*intact"):
         save(tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []  # no half-written one takes up what room there is
 
 
 def test_an_unwritable_run_directory_is_one_clear_message(tmp_path: Path) -> None:

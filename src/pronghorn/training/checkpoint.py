@@ -106,6 +106,7 @@ def save(directory: Path, updates: int, weights: dict[str, Tensor], optimizer: d
     try:
         return _write_checkpoint(directory, f"{updates:012d}", files, keep)
     except OSError as error:
+        remove_partial(directory)
         raise CheckpointError(
             f"Cannot save into {directory}: {error.strerror or error}. Checkpoints saved before are intact; "
             "free disk space or choose another --run-dir."
