@@ -9,7 +9,6 @@ This module runs inside a worker: standard library, NumPy and vizdoom only, Pyth
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -173,19 +172,8 @@ class Players:
         return os.path.join(doom.import_vizdoom().scenarios_path, self._arena.wad)
 
     def _make_spec(self, height: int, width: int) -> Dict[str, Any]:
-        observation: Dict[str, Any] = {
-            "obs": {
-                "shape": [height, width, 3], "dtype": "uint8", "kind": "image", "layout": "hwc",
-                "low": 0.0, "high": 255.0, "n": [],
-            }
-        }  # fmt: skip
-        if self._has_measurements:
-            observation["measurements"] = {
-                "shape": [NUM_MEASUREMENTS], "dtype": "float32", "kind": "vector", "layout": "",
-                "low": -math.inf, "high": math.inf, "n": [],
-            }  # fmt: skip
         return {
-            "observation": observation,
+            "observation": doom.leaves(height, width, NUM_MEASUREMENTS if self._has_measurements else 0),
             "action": {"discrete": [len(factor) for factor in FACTORS], "low": [], "high": []},
             "rows_per_env": self.num_agents,
             "rows_wait": False,

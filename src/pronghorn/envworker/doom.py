@@ -333,19 +333,8 @@ class DoomEnv:
         self._over = True
 
     def _make_spec(self, height: int, width: int) -> Dict[str, Any]:
-        observation: Dict[str, Any] = {
-            "obs": {
-                "shape": [height, width, 3], "dtype": "uint8", "kind": "image", "layout": "hwc",
-                "low": 0.0, "high": 255.0, "n": [],
-            }
-        }  # fmt: skip
-        if self._variables:
-            observation["measurements"] = {
-                "shape": [len(self._variables)], "dtype": "float32", "kind": "vector", "layout": "",
-                "low": -math.inf, "high": math.inf, "n": [],
-            }  # fmt: skip
         return {
-            "observation": observation,
+            "observation": leaves(height, width, len(self._variables)),
             "action": {"discrete": list(self._sizes), "low": [], "high": []},
             "rows_per_env": 1,
             "frame_skip": self._frame_skip,
@@ -436,6 +425,22 @@ def set_up(game: Any, resolution: str, buttons: Sequence[str], variables: Sequen
     game.set_audio_buffer_enabled(False)  # some .cfg files ask for buffers that cost time and are not read
     game.set_automap_buffer_enabled(False)
     game.set_episode_timeout(0)
+
+
+def leaves(height: int, width: int, num_measurements: int) -> Dict[str, Any]:
+    """What a player observes, as JSON: the picture, and a vector of measurements if there are any."""
+    observation: Dict[str, Any] = {
+        "obs": {
+            "shape": [height, width, 3], "dtype": "uint8", "kind": "image", "layout": "hwc",
+            "low": 0.0, "high": 255.0, "n": [],
+        }
+    }  # fmt: skip
+    if num_measurements:
+        observation["measurements"] = {
+            "shape": [num_measurements], "dtype": "float32", "kind": "vector", "layout": "",
+            "low": -math.inf, "high": math.inf, "n": [],
+        }  # fmt: skip
+    return observation
 
 
 def nearest_resize(
