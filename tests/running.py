@@ -47,4 +47,12 @@ def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 def assert_gone(processes: list[psutil.Process], within_s: float = 10.0) -> None:
     _, alive = psutil.wait_procs(processes, timeout=within_s)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert [p for p in alive if not has_ended(p)] == []
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it runs no more. Where who started it is dead too, it may stay listed: process 1 need not collect it."""
+    try:
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

@@ -24,6 +24,7 @@ from pronghorn.envs.registry import list_envs, make_pool, resolve
 from pronghorn.envs.workers import ResolvedEnv
 from pronghorn.errors import ConfigError, UnknownEnvError, WorkerDied
 from pronghorn.types import Event
+from running import has_ended
 
 pytest.importorskip("vizdoom")
 
@@ -118,7 +119,7 @@ def test_an_engine_that_hangs_is_ended_with_its_worker_after_the_time_out(start,
     seen = until_begun(pool, [0, 1])
     assert [seen[row].count(LOST) for row in range(4)] == [1, 1, 0, 0]
     assert "did not answer within 4 s" in caplog.text
-    assert not engine.is_running()
+    wait_until(lambda: has_ended(engine))
 
 
 def test_nothing_is_left_after_close(start):
@@ -128,7 +129,7 @@ def test_nothing_is_left_after_close(start):
     assert len(ids) == 4
     processes = [engine for worker in range(2) for engine in engines(pool, worker)]
     pool.close()
-    wait_until(lambda: not any(process.is_running() for process in processes))
+    wait_until(lambda: all(map(has_ended, processes)))
     assert not left_behind(ids)
 
 
