@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeVar
 import numpy as np
 import tyro
 
+from pronghorn.config_population import PopulationConfig, SelfPlayConfig
 from pronghorn.errors import UsageError
 
 T = TypeVar("T")
@@ -292,6 +293,8 @@ class Config:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    selfplay: SelfPlayConfig = field(default_factory=SelfPlayConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -374,6 +377,8 @@ class Hyperparameters:
     exploration_coef: float
     kl_coef: float
     max_grad_norm: float
+    optimizer_eps: float
+    epochs: int
     version: int = 0
 
     @staticmethod

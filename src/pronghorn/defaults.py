@@ -162,12 +162,17 @@ def with_defaults(config: Config, defaults: Mapping[str, Any]) -> Config:
     return filled
 
 
-def apply_preset(config: Config, name: str) -> Config:
-    """The config with a preset's values. Raises UsageError for an unknown preset, with the nearest one."""
-    known = presets()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise UsageError(f"Unknown preset '{name}'.{hint} There are: {', '.join(sorted(known))}.")
-    preset: Config = replace(config, known[name] | {"preset": name})
+def apply_preset(config: Config, names: str) -> Config:
+    """The config with the values of a preset, or of several joined by commas (the last one wins).
+
+    Raises UsageError for an unknown preset, with the nearest one.
+    """
+    known, values = presets(), dict[str, Any]()
+    for name in names.split(","):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise UsageError(f"Unknown preset '{name}'.{hint} There are: {', '.join(sorted(known))}.")
+        values |= known[name]
+    preset: Config = replace(config, values | {"preset": names})
     return preset

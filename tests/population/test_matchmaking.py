@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pronghorn.config_population import SelfPlayConfig
 from pronghorn.errors import ConfigError, PopulationError
-from pronghorn.population.matchmaking import Matchmaker, Player, PoolSettings
+from pronghorn.population.matchmaking import Matchmaker, Player
 
 MEMBER_0 = Player("member", "0")
 SNAPSHOTS_ONLY: dict[str, Any] = {"self_weight": 0.0, "snapshot_weight": 1.0}
@@ -20,7 +21,7 @@ SNAPSHOTS_ONLY: dict[str, Any] = {"self_weight": 0.0, "snapshot_weight": 1.0}
 
 def maker(num_sides: int = 2, num_members: int = 1, seed: int = 0, snapshots: int = 0, **changes: Any) -> Matchmaker:
     """With snapshots of member 0 at 1000, 2000, ... steps."""
-    matchmaker = Matchmaker(PoolSettings(**changes), num_sides, num_members, seed)
+    matchmaker = Matchmaker(SelfPlayConfig(**{"snapshot_weight": 0.2, **changes}), num_sides, num_members, seed)
     for k in range(snapshots):
         matchmaker.add_snapshot(0, 1000 * (k + 1))
     return matchmaker

@@ -105,3 +105,12 @@ def test_values_begin_in_their_range_or_switched_off() -> None:
 def test_a_range_survives_json() -> None:
     for r in (Range(0.1, 1.0, start=(0.2, 0.3)), Range(1, 3, "integer", "high", choices=(1, 2))):
         assert Range.from_json(json.loads(json.dumps(r.to_json()))) == r
+
+
+def test_a_range_is_read_from_text_with_what_is_usual_for_the_rest() -> None:
+    discount = Range(0.9, 0.999, "complement", off_is="high", start=(0.95, 0.99))
+    assert Range.parse("gamma", "0.8..0.99", discount) == Range(0.8, 0.99, "complement", off_is="high")
+    assert Range.parse("epochs", "2..4 integer", None) == Range(2.0, 4.0, "integer")
+    for text, rule in (("0.1", "LOW..HIGH"), ("a..b", "LOW..HIGH"), ("1..2 cubic", "none of the scales log, comp")):
+        with pytest.raises(ConfigError, match=rule):
+            Range.parse("lr", text, None)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from pronghorn.config_population import SelfPlayConfig
 from pronghorn.errors import EnvError, PopulationError
-from pronghorn.population.matchmaking import Matchmaker, PoolSettings
+from pronghorn.population.matchmaking import Matchmaker
 from pronghorn.population.ratings import (
     ANCHOR_ELO,
     FOUNDER_SD_ELO,
@@ -74,7 +75,7 @@ def test_a_match_of_many_sides_is_the_winner_against_each_loser() -> None:
 def test_a_game_that_rewards_both_moves_no_rating_and_a_declared_result_keeps_the_sum() -> None:
     """Both eat and get +1 in every episode. Only `info["outcome"]` moves a rating, and what one gains others lose."""
     ratings = Ratings()
-    matchmaker = Matchmaker(PoolSettings(self_weight=0, member_weight=1, snapshot_weight=0), 2, 3, seed=0)
+    matchmaker = Matchmaker(SelfPlayConfig(self_weight=0, member_weight=1, snapshot_weight=0), 2, 3, seed=0)
     for member in range(3):
         ratings.add(f"member:{member}")
 

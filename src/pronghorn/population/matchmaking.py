@@ -30,50 +30,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pronghorn.config_population import SelfPlayConfig
 from pronghorn.errors import ConfigError, PopulationError
 from pronghorn.population.ratings import Outcome, match_results
 
 Kind = Literal["member", "snapshot", "script"]
 _SCORES: dict[Outcome, float] = {"win": 1.0, "draw": 0.5, "loss": 0.0}
-
-
-@dataclass(frozen=True)
-class PoolSettings:
-    """Who the opponents are, and how frozen snapshots are kept and drawn."""
-
-    self_weight: float = 0.8
-    """Weight of matches in which the opponent is the learner itself: both sides learn. The weights are shares of all
-    opponents once divided by their sum. (0.8 and 0.2: OpenAI Five, Berner et al. 2019.)"""
-    member_weight: float = 0.0
-    """Weight of the other members of the population, as they are at present: both sides learn, if both train now."""
-    snapshot_weight: float = 0.2
-    """Weight of frozen snapshots of the pool."""
-    script_weight: float = 0.0
-    """Weight of the scripted opponents, each as likely as another."""
-    scripts: tuple[str, ...] = ()
-    """Names of the scripted opponents."""
-    size: int = 20
-    """Most snapshots in the pool, of all members together."""
-    add_every_steps: int = 1_000_000
-    """A member is added again after this many of its steps; 0: only by win rate."""
-    add_win_rate: float = 0.0
-    """A member is added before that if it scores at least this against every snapshot in the pool; 0: it is not."""
-    evict: Literal["spread", "oldest"] = "spread"
-    """Which snapshot makes room. spread: the one whose neighbours in age, of the same member, are closest together, so
-    that what stays covers all of the past, its first and last snapshot included. oldest: the first that came."""
-    sample: Literal["uniform", "recent", "prioritized"] = "uniform"
-    """How snapshots are drawn. recent: uniformly among the newest. prioritized: by (1 - x)^p, x being the learner's win
-    rate against it: prioritised fictitious self-play (Vinyals et al. 2019, Methods, f_hard)."""
-    recent: int = 5
-    """Newest snapshots that `recent` draws from."""
-    power: float = 2.0
-    """p of `prioritized`: 0 is uniform, more looks at the hardest only."""
-    win_rate_decay: float = 0.99
-    """What an earlier result still counts after each later one, in win rates against snapshots: the learner changes."""
-    line_up: int = 4
-    """Snapshots that new matches draw on at a time."""
-    seat_matches: int = 32
-    """Matches after which a seat of the line-up is drawn anew."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +114,7 @@ class _Seat:
 class Matchmaker:
     """The matches in progress and the pool of snapshots."""
 
-    def __init__(self, settings: PoolSettings, num_sides: int, num_members: int, seed: int) -> None:
+    def __init__(self, settings: SelfPlayConfig, num_sides: int, num_members: int, seed: int) -> None:
         """num_sides: of one environment; the rows of a team are one side. Raises ConfigError."""
         check_settings(settings, num_sides, num_members)
         self.settings, self.num_sides, self.num_members = settings, num_sides, num_members
@@ -376,7 +338,7 @@ def _most_crowded(pool: Sequence[_Snapshot]) -> int:
     return min(gaps, key=lambda i: (gaps[i], i)) if gaps else 0
 
 
-def check_settings(s: PoolSettings, num_sides: int, num_members: int) -> None:
+def check_settings(s: SelfPlayConfig, num_sides: int, num_members: int) -> None:
     """Every rule of the settings. Raises ConfigError."""
     _check_weights(s, num_members)
     if num_sides < 2:
@@ -395,7 +357,7 @@ def check_settings(s: PoolSettings, num_sides: int, num_members: int) -> None:
         raise ConfigError("selfplay.win_rate_decay", s.win_rate_decay, "must lie in (0, 1]", "Try 0.99.")
 
 
-def _check_weights(s: PoolSettings, num_members: int) -> None:
+def _check_weights(s: SelfPlayConfig, num_members: int) -> None:
     weights = (s.self_weight, s.member_weight, s.snapshot_weight, s.script_weight)
     if not all(0.0 <= w < math.inf for w in weights) or not sum(weights) > 0.0:
         rule = "must be finite, not negative, and not all 0"

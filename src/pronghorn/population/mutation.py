@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -64,6 +64,23 @@ class Range:
     def holds(self, value: float) -> bool:
         """Whether a value lies in the range."""
         return self.low <= value <= self.high
+
+    @staticmethod
+    def parse(name: str, text: str, like: Range | None) -> Range:
+        """The range that "LOW..HIGH" or "LOW..HIGH SCALE" says; the rest is as in `like`. Raises ConfigError.
+
+        first values are drawn from the whole of it, as those of `like` need not lie inside.
+        """
+        ends, _, scale = text.strip().partition(" ")
+        try:
+            low, high = map(float, ends.split(".."))
+        except ValueError:
+            raise ConfigError(f"population.ranges {name}", text, "is not LOW..HIGH", "Try 1e-5..1e-2.") from None
+        scale = scale.strip() or (like.scale if like else "log")
+        if scale not in get_args(Scale):
+            rule = f"ends in none of the scales {', '.join(get_args(Scale))}"
+            raise ConfigError(f"population.ranges {name}", text, rule, "Leave the scale out for the usual one.")
+        return Range(low, high, cast(Scale, scale), off_is=like.off_is if like else "low")
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -1,7 +1,7 @@
 """Population-based training: when members are compared, who is overwritten by whom, what is changed. It trains nothing.
 
-One mechanism with the rules of Sample Factory (`PBTSettings.sample_factory`, the defaults) and of IMPALA's Appendix F
-(`PBTSettings.impala`) as settings. Rounds keep it fair: a round ends when *every* member has reached the same count of
+One mechanism with the rules of Sample Factory (the defaults, after Jaderberg et al. 2019, arXiv 1807.01281) and of IMPALA's Appendix F
+(the preset pbt-impala) as settings. Rounds keep it fair: a round ends when *every* member has reached the same count of
 frames and finished enough episodes; one that has arrived rests until the others have, so that members which take turns
 on few slots are compared as those that train side by side. The trainer's part:
 
@@ -26,12 +26,13 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from pronghorn.config_population import PopulationConfig
 from pronghorn.errors import ConfigError, PopulationError
 from pronghorn.population.mutation import Range, check_range, check_value, draw, perturb
 
@@ -54,91 +55,8 @@ RANGES: Mapping[str, Range] = {
     "kl_coef": Range(1e-6, 10.0),
     "max_grad_norm": Range(0.01, 1000.0, off_is="high"),
     "optimizer_eps": Range(1e-10, 1.0, choices=(1e-1, 1e-3, 1e-5, 1e-7)),
-    "epochs": Range(1, 16, "integer"),
+    "epochs": Range(2, 16, "integer"),  # one pass makes targets in the step, several before it: not a small change
 }
-
-
-@dataclass(frozen=True)
-class PBTSettings:
-    """Rules of population-based training. The defaults are Sample Factory's."""
-
-    members: int = 8
-    """Policies in the population."""
-    slots: int = 0
-    """Members that train at the same time; the others wait for their turn. 0: all."""
-    objective: str = "return"
-    """What members are compared by, higher is better: return, win_rate, rating, or a statistic of episodes by name."""
-    objective_episodes: int = 100
-    """Last episodes of a member that the trainer takes the mean of."""
-    selection: Literal["truncation", "rival"] = "truncation"
-    """truncation: the worst are overwritten by one of the best each, and the best are left alone. rival: each member is
-    overwritten by another, drawn at random, if that is better."""
-    burn_in_frames: int = 20_000_000
-    """Frames of each member before the first comparison."""
-    period_frames: int = 5_000_000
-    """Frames of each member between two comparisons. 0: as soon as there are enough episodes."""
-    period_episodes: int = 1
-    """Episodes that each member must have finished since the last comparison."""
-    replace_fraction: float = 0.3
-    """Share of the members that count as the best, and as the worst (rounded up; at most half). truncation only."""
-    gap_relative: float = 0.1
-    """A member is overwritten only if the donor is better by more than this share of the donor's objective ..."""
-    gap_absolute: float = 1e-6
-    """... and by more than this."""
-    mutation_rate: float = 0.15
-    """Chance that a hyper-parameter is changed."""
-    reset_rate: float = 0.01
-    """Chance that a hyper-parameter that is to be changed goes back to its value at the start instead."""
-    perturb: tuple[float, float] = (1.1, 1.5)
-    """A value is multiplied or divided by a factor drawn uniformly from this range."""
-    perturb_complement: tuple[float, float] = (1.01, 1.2)
-    """The same for 1 - value, of discounts."""
-    start: Literal["mutate", "draw"] = "mutate"
-    """First values of the members: the run's settings, mutated once; or drawn from the ranges."""
-    keep_first: bool = True
-    """Member 0 keeps the run's settings for ever; it can still get the weights of another."""
-    mutable: tuple[str, ...] = ("lr", "exploration_coef", "value_coef", "max_grad_norm", "ppo_clip", "value_clip")
-    """Hyper-parameters that may change; reward.* for all weights of reward shaping. gamma is left to your choice."""
-    ranges: Mapping[str, Range] = field(default_factory=dict)
-    """Ranges that differ from the usual ones, by name."""
-
-    @staticmethod
-    def sample_factory(**changes: Any) -> PBTSettings:
-        """Sample Factory's (after Jaderberg et al. 2019, arXiv 1807.01281): the defaults.
-
-        Its members are compared whenever one of them has had its period; here all wait for the same frames.
-        """
-        return PBTSettings(**changes)
-
-    @staticmethod
-    def impala(**changes: Any) -> PBTSettings:
-        """IMPALA's, Espeholt et al. 2018, Appendix F: entropy cost, learning rate and RMSProp's epsilon; a round takes
-        5,000 episodes of each member. Their objective is a human-normalised score, 1 being a human's, of which 0.05 is
-        the gap; an objective in other units needs a gap in those. (With Atari they also change max_grad_norm.)
-        """
-        preset: dict[str, Any] = {
-            "members": 24,
-            "selection": "rival",
-            "burn_in_frames": 20_000_000,
-            "period_frames": 0,
-            "period_episodes": 5000,
-            "objective_episodes": 5000,
-            "gap_relative": 0.0,
-            "gap_absolute": 0.05,
-            "mutation_rate": 0.33,
-            "reset_rate": 0.0,
-            "perturb": (1.2, 1.2),
-            "perturb_complement": (1.2, 1.2),
-            "start": "draw",
-            "keep_first": False,
-            "mutable": ("exploration_coef", "lr", "optimizer_eps"),
-        }
-        return PBTSettings(**(preset | changes))
-
-    @property
-    def num_slots(self) -> int:
-        """Members that train at the same time."""
-        return self.slots or self.members
 
 
 @dataclass(frozen=True)
@@ -186,7 +104,7 @@ class _Member:
 class PBT:
     """The state of a population: clocks, hyper-parameters, and who descends from whom."""
 
-    def __init__(self, settings: PBTSettings, base: Mapping[str, float], seed: int) -> None:
+    def __init__(self, settings: PopulationConfig, base: Mapping[str, float], seed: int) -> None:
         """base: the run's own values of all hyper-parameters. Raises ConfigError for settings that break a rule."""
         check_settings(settings)
         self.settings, self.base = settings, dict(base)
@@ -363,7 +281,7 @@ def _changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[st
 
 
 def select(
-    objectives: Sequence[float], settings: PBTSettings, rng: np.random.Generator
+    objectives: Sequence[float], settings: PopulationConfig, rng: np.random.Generator
 ) -> tuple[dict[int, int], set[int]]:
     """(member -> donor of those that are overwritten, members that are left as they are), from all objectives."""
     if settings.selection == "rival":
@@ -375,13 +293,13 @@ def select(
     return {t: d for t, d in donors.items() if _is_better(objectives[d], objectives[t], settings)}, set(ranked[:k])
 
 
-def _rivals(objectives: Sequence[float], settings: PBTSettings, rng: np.random.Generator) -> dict[int, int]:
+def _rivals(objectives: Sequence[float], settings: PopulationConfig, rng: np.random.Generator) -> dict[int, int]:
     others = {i: int(rng.integers(len(objectives) - 1)) for i in range(len(objectives))}
     rivals = {i: j + (j >= i) for i, j in others.items()}  # uniform over all but i
     return {i: j for i, j in rivals.items() if _is_better(objectives[j], objectives[i], settings)}
 
 
-def _is_better(donor: float, target: float, settings: PBTSettings) -> bool:
+def _is_better(donor: float, target: float, settings: PopulationConfig) -> bool:
     # Δ > absolute gap  and  Δ > relative gap · |donor|
     delta = donor - target
     return delta > settings.gap_absolute and delta > settings.gap_relative * abs(donor)
@@ -390,7 +308,7 @@ def _is_better(donor: float, target: float, settings: PBTSettings) -> bool:
 # ---------------------------------------------------------------- rules of the settings
 
 
-def check_settings(s: PBTSettings) -> None:
+def check_settings(s: PopulationConfig) -> None:
     """Every rule that needs the settings alone. Raises ConfigError."""
     if s.members < 2:
         raise ConfigError("population.members", s.members, "must be at least 2, to compare one with another", "Try 4.")
@@ -417,7 +335,7 @@ def check_settings(s: PBTSettings) -> None:
             raise ConfigError(f"population.{name}", getattr(s, name), rule, "Try (1.1, 1.5).")
 
 
-def resolve_ranges(s: PBTSettings, base: Mapping[str, float]) -> dict[str, Range]:
+def resolve_ranges(s: PopulationConfig, base: Mapping[str, float]) -> dict[str, Range]:
     """The range of every mutable hyper-parameter, in a fixed order. Raises ConfigError.
 
     base: the run's own values of all hyper-parameters that can change while a run goes on.
@@ -444,9 +362,9 @@ def _mutable_names(patterns: Iterable[str], base: Mapping[str, float]) -> list[s
     return sorted(found)
 
 
-def _range_of(name: str, value: float, given: Mapping[str, Range]) -> Range:
+def _range_of(name: str, value: float, given: Mapping[str, str]) -> Range:
     if name in given:
-        return given[name]
+        return Range.parse(name, given[name], like=RANGES.get(name))
     if name in RANGES:
         return RANGES[name]
     if value == 0 or not name.startswith(REWARD):
@@ -457,12 +375,12 @@ def _range_of(name: str, value: float, given: Mapping[str, Range]) -> Range:
 
 
 def check_layout(
-    s: PBTSettings, *, num_envs: int, lr_schedule: str, has_matches: bool, member_weight: float = 0.0
+    s: PopulationConfig, *, num_envs: int, lr_schedule: str, has_matches: bool, member_weight: float = 0.0
 ) -> None:
     """Rules between the population and the rest of a run, before it starts. Raises ConfigError.
 
     num_envs: environments of the whole run. has_matches: whether members meet opponents with a declared outcome.
-    member_weight: how often these are other members (`pronghorn.population.matchmaking:PoolSettings`).
+    member_weight: how often these are other members (`pronghorn.config_population:SelfPlayConfig`).
     """
     if num_envs < s.num_slots:
         rule = f"is too few for {s.num_slots} members that train at once: each needs one, on whatever workers they are"

@@ -115,9 +115,9 @@ class Learner:
     def _lr_scales(self) -> tuple[float, float]:
         return 1.0, self.settings.critic_lr_scale
 
-    def _set_lr(self) -> None:
+    def _tell_optimizer(self) -> None:
         for group, scale in zip(self.optimizer.param_groups, self._lr_scales, strict=True):
-            group["lr"] = self.hyper.lr * scale
+            group["lr"], group["eps"] = self.hyper.lr * scale, self.hyper.optimizer_eps
 
     def iterate(self, batch: Batch, stopping: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Train on one batch. Returns the means of the reported numbers over its optimiser steps.
@@ -190,8 +190,9 @@ class Learner:
     def _by_graph(self, graphs: StepGraphs, part: Part) -> Step:
         """`_differentiate`, as one operation of the device where there is a graph of it."""
         named = dict(part.tensors())
-        # A graph has these numbers in it; the learning rate is the optimiser's, outside.
-        hyper = tuple(value for name, value in vars(self.hyper).items() if name not in ("lr", "version"))
+        # A graph has these numbers in it; those of the optimiser are outside.
+        outside = ("lr", "optimizer_eps", "epochs", "version")
+        hyper = tuple(value for name, value in vars(self.hyper).items() if name not in outside)
 
         def differentiate(tensors: Sequence[Tensor]) -> Step:
             return self._differentiate(part.with_tensors(dict(zip(named, tensors, strict=True))))
@@ -252,13 +253,13 @@ class Learner:
         """What each optimiser step of an iteration trains on: every sample once an epoch (see Config.single_steps)."""
         n = self.settings
         if n.minibatches == 1:
-            yield from [whole] * n.epochs
+            yield from [whole] * self.hyper.epochs
             return
         single = self._single_steps
         count = whole.batch.num_samples if single else whole.batch.state.shape[0]
         # Seeded by the version, not by a running state: a resumed run draws the same permutations.
         generator = torch.Generator().manual_seed(derive_seed(self.seed, 2, self.version))
-        for _ in range(n.epochs):
+        for _ in range(self.hyper.epochs):
             order = torch.randperm(count, generator=generator)
             # tensor_split: sizes differ by one at most, so that no last minibatch is tiny (a batch without replay yet)
             num_parts = min(n.minibatches, count)
@@ -295,14 +296,14 @@ class Learner:
 
     def set_hyper(self, **values: float) -> None:
         """A new version of the hyper-parameters."""
-        self.hyper = replace(self.hyper, **values, version=self.hyper.version + 1)
-        self._set_lr()
+        changes: dict[str, Any] = values | ({"epochs": round(values["epochs"])} if "epochs" in values else {})
+        self.hyper = replace(self.hyper, **changes, version=self.hyper.version + 1)
+        self._tell_optimizer()
 
     def configure_optimizer(self) -> None:
         """Give the optimiser this run's settings and memory formats, after a saved state was loaded into it."""
         n = self.settings
         for group in self.optimizer.param_groups:
-            group["eps"] = n.optimizer_eps
             for name in ("alpha", "decay"):  # RMSProp's, of torch and of TensorFlow
                 if name in group:
                     group[name] = n.rmsprop_decay
