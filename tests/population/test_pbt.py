@@ -530,8 +530,8 @@ def test_the_layout_is_checked_before_the_start_and_explained() -> None:
     alone = PopulationConfig(members=4, slots=1)
     with pytest.raises(ConfigError, match="one member loaded at a time"):
         check_layout(alone, num_envs=4, lr_schedule="constant", has_matches=True, member_weight=0.2)
+    by_rating = PopulationConfig(members=8, objective="rating")
     with pytest.raises(ConfigError, match="needs matches with a declared outcome"):
-        by_rating = PopulationConfig(members=8, objective="rating")
         check_layout(by_rating, num_envs=8, lr_schedule="constant", has_matches=False)
 
 

@@ -1,6 +1,6 @@
 """Population-based training: when members are compared, who is overwritten by whom, what is changed. It trains nothing.
 
-One mechanism with the rules of Sample Factory (the defaults, after Jaderberg et al. 2019, arXiv 1807.01281) and of IMPALA's Appendix F
+One mechanism with the rules of Sample Factory (the defaults, after Jaderberg et al. 2019) and of IMPALA's Appendix F
 (the preset pbt-impala) as settings. Rounds keep it fair: a round ends when *every* member has reached the same count of
 frames and finished enough episodes; one that has arrived rests until the others have, so that members which take turns
 on few slots are compared as those that train side by side. The trainer's part:
