@@ -78,6 +78,17 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def pick_devices(name: str, count: int) -> list[torch.device]:
+    """A device for each of `count` policies, dealt over the GPUs if there are several. Raises as `pick_device`."""
+    import torch
+
+    first = pick_device(name)
+    num_gpus = torch.cuda.device_count() if first.type == "cuda" else 1
+    if count == 1 or num_gpus == 1:
+        return [first] * count
+    return [torch.device("cuda", i % num_gpus) for i in range(count)]
+
+
 def keep_memory_mapped() -> None:
     """Tell glibc to keep freed blocks: else each batch maps, zeroes and unmaps hundreds of MB of activations again.
 

@@ -223,7 +223,7 @@ def test_tickets_come_back_from_every_unroll_that_is_given_up() -> None:
     store = make_store(num_slots=4, max_lag=0)
     store.grant()
     slots = fill(store, 2, 0)
-    store.discard(slots, lost=False)
+    store.discard(slots, "restart")
     assert store.num_discarded == 0
     assert store.acquire(2, 0) is not None
 

@@ -69,9 +69,9 @@ def act(config: Config, spec: EnvSpec) -> Generator[int]:
     On a GPU with the way there and back: observations up, actions down.
     """
     pool = MadeUpPool(spec, acting_rows(config, spec))
-    sampler = _sampler(config, pool, make_actor(config, spec, pick_device(config.device)))
+    _, player = _sampler(config, pool, make_actor(config, spec, pick_device(config.device)))
     leaves = stored_leaves(spec, config.model)
-    acting, obs = sampler.players[0].acting, {name: pool.make_up(leaf) for name, leaf in leaves.items()}
+    acting, obs = player.acting, {name: pool.make_up(leaf) for name, leaf in leaves.items()}
     rows, first = np.arange(pool.num_rows), np.zeros(pool.num_rows, np.bool_)
     tensors = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
     while True:
@@ -88,8 +88,8 @@ def learn(config: Config, spec: EnvSpec) -> Generator[int]:
     config = replace(config, {"learner.lr": 1e-12, "learner.lr_schedule": "constant"})
     device = pick_device(config.device)
     pool = MadeUpPool(spec, config.num_envs * spec.rows_per_env)
-    sampler = _sampler(config, pool, make_actor(config, spec, device))
-    store, learner = sampler.players[0].store, Learner(config, build_model(config.model, spec).to(device))
+    sampler, player = _sampler(config, pool, make_actor(config, spec, device))
+    store, learner = player.store, Learner(config, build_model(config.model, spec).to(device))
     replay = make_replay(config, config.seed)
     if store.turns:
         store.grant()
@@ -106,8 +106,8 @@ def transport(config: Config, spec: EnvSpec) -> Generator[int]:
     """Environments and sampler as in training, under a constant policy; full batches are freed, not trained on."""
     with contextlib.closing(make_pool(config, seed=config.seed, ordered=config.deterministic)) as pool:
         limit_threads(config.acting_threads)
-        sampler = _sampler(config, pool, ConstantPolicy(pool.spec).to(pick_device(config.device)))
-        store, batch_steps = sampler.players[0].store, config.fresh_unrolls * config.learner.unroll_length
+        sampler, player = _sampler(config, pool, ConstantPolicy(pool.spec).to(pick_device(config.device)))
+        store, batch_steps = player.store, config.fresh_unrolls * config.learner.unroll_length
         due = batch_steps
         if store.turns:
             store.grant()
@@ -188,14 +188,15 @@ def acting_rows(config: Config, spec: EnvSpec) -> int:
     return max(1, config.num_envs * spec.rows_per_env // config.env.groups)
 
 
-def _sampler(config: Config, pool: Pool, actor: ActorCritic) -> Sampler:
+def _sampler(config: Config, pool: Pool, actor: ActorCritic) -> tuple[Sampler, Player]:
     store = make_store(config, pool, actor.state_size, next(actor.parameters()).device)
     tracker = EpisodeTracker(pool.num_rows, pool.tasks, pool.task_ids)
     leaves = stored_leaves(pool.spec, config.model)
     acting = make_acting(actor, store, pool.num_rows, leaves, config.graphs)
     if acting.fallback:
         print(acting.fallback, file=sys.stderr)
-    return Sampler(pool, [Player(pool, store, acting, Publisher(Snapshot.of(actor, 0)), tracker)], seed=config.seed)
+    player = Player(pool, store, acting, Publisher(Snapshot.of(actor, 0)), tracker)
+    return Sampler(pool, [player], seed=config.seed), player
 
 
 # ---------------------------------------------------------------- copies: the process that does a stage, and its handle

@@ -101,6 +101,7 @@ class Finished:
     weights: Mapping[str, Tensor]
     version: int
     steps: int
+    policy: int = 0
 
 
 class BackgroundEvaluator:
@@ -125,10 +126,10 @@ class BackgroundEvaluator:
         looks_solved = until is not None and training["episodes"] >= 20 and training["return_mean"] >= until
         return looks_solved or settings.every_s > 0
 
-    def start(self, weights: Mapping[str, Tensor], version: int, steps: int) -> None:
-        """Evaluate these weights; they must never be written again."""
+    def start(self, weights: Mapping[str, Tensor], version: int, steps: int, policy: int = 0) -> None:
+        """Evaluate these weights, of that policy of a population; they must never be written again."""
         self._thread = threading.Thread(
-            target=self._run, args=(weights, version, steps), name="evaluation", daemon=True
+            target=self._run, args=(weights, version, steps, policy), name="evaluation", daemon=True
         )
         self._thread.start()
 
@@ -147,7 +148,7 @@ class BackgroundEvaluator:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, weights: Mapping[str, Tensor], version: int, steps: int) -> None:
+    def _run(self, weights: Mapping[str, Tensor], version: int, steps: int, policy_number: int) -> None:
         start, settings = time.monotonic(), self.config.eval
         try:
             policy = Policy.from_weights(self.config, self.spec, weights)
@@ -157,7 +158,7 @@ class BackgroundEvaluator:
             self._error = error
             return
         if result is not None:
-            self._finished = Finished(result, weights, version, steps)
+            self._finished = Finished(result, weights, version, steps, policy_number)
         spent = time.monotonic() - start
         self._next_s = time.monotonic() + max(settings.every_s, spent / settings.max_share) - spent
 

@@ -51,23 +51,25 @@ class Snapshot:
     """Weights and normaliser statistics of one policy_version; never written again.
 
     ready: passed on the device once the copy is whole.
+    lineage: how often the policy had been replaced by another. Unrolls of an earlier lineage are another policy's.
     """
 
     version: int
     tensors: dict[str, Tensor]
     ready: Fence = field(default_factory=Fence)
+    lineage: int = 0
 
     @staticmethod
-    def of(model: ActorCritic, version: int) -> Snapshot:
+    def of(model: ActorCritic, version: int, lineage: int = 0) -> Snapshot:
         """Copy a model's state."""
         state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         device = next(iter(state.values())).device
         if device.type == "cpu":
-            return Snapshot(version, {name: tensor.clone() for name, tensor in state.items()})
+            return Snapshot(version, {name: tensor.clone() for name, tensor in state.items()}, lineage=lineage)
         tensors, ready = {name: torch.empty_like(tensor) for name, tensor in state.items()}, make_fence(device)
         torch._foreach_copy_(list(tensors.values()), list(state.values()))  # a few kernels, not one for each tensor
         ready.mark()
-        return Snapshot(version, tensors, ready)
+        return Snapshot(version, tensors, ready, lineage)
 
 
 class Acted(NamedTuple):
@@ -102,6 +104,10 @@ class Acting(ABC):
     @abstractmethod
     def load(self, snapshot: Snapshot) -> None:
         """Act with these weights from now on."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """The RNN states of all rows are those of an episode's start."""
 
     @abstractmethod
     def begin(self, rows: Rows, slots: Slots) -> None:
@@ -140,6 +146,9 @@ class EagerActing(Acting):
             for name, tensor in self.actor.state_dict().items():
                 tensor.copy_(snapshot.tensors[name])
         self.version = snapshot.version
+
+    def forget(self) -> None:
+        self._state.zero_()
 
     def begin(self, rows: Rows, slots: Slots) -> None:
         self.store.state[torch.from_numpy(slots)] = self._state[torch.from_numpy(rows)]
@@ -242,6 +251,11 @@ class GraphActing(Acting):
             self._loaded.mark()
         self._source = snapshot
         self.version = snapshot.version
+
+    def forget(self) -> None:
+        with self._queue:
+            self._state.zero_()
+        self._begins[:] = self.store.spare_slot
 
     def begin(self, rows: Rows, slots: Slots) -> None:
         self._begins[rows] = slots

@@ -3,10 +3,13 @@
     <run>/checkpoints/<updates, zero-padded>/
         weights.safetensors     parameters and normaliser statistics
         optimizer.safetensors   the optimiser's tensors, named "<parameter index>/<name>"
-        state.json              counters, hyper-parameters, statistics, and a SHA-256 of the two files
+        state.json              counters, hyper-parameters, statistics, and a SHA-256 of each file
+        policies/1/…            weights and optimiser of further policies of a population
+        snapshots/0@1000.safetensors    frozen policies to play against: member 0 after 1,000 steps
 
-A checkpoint is written to a temporary name, flushed to the disk, and renamed. It decides nothing: when to save and
-what to do with what was loaded is the trainer's business.
+Files of frozen policies are linked from one checkpoint to the next, since they never change. A checkpoint is written to
+a temporary name, flushed to the disk, and renamed. It decides nothing: when to save and what to do with what was loaded
+is the trainer's business.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -33,16 +36,44 @@ from pronghorn.errors import CheckpointError, RunDirError
 FORMAT = 3  # 2: PopArt's mean and deviation beside the sums they come from; 3: two groups of the optimiser
 _TEMPORARY, _REPLACED = ".partial-", ".replaced-"
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+_SNAPSHOTS = "snapshots"
+
+
+class SavedPolicy(NamedTuple):
+    """One policy. optimizer: its state_dict; state: plain JSON values."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    state: dict[str, Any]
+
+
+@dataclass
+class Frozen:
+    """Weights that never change again, and the file that holds them since they were first saved."""
+
+    weights: dict[str, Tensor]
+    file: Path | None = None
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What one checkpoint holds. state: plain JSON values."""
+    """What one checkpoint holds. state: plain JSON values, of the run and of its first policy.
+
+    others: further policies.  snapshots: frozen policies by name, if they were asked for.
+    """
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     state: dict[str, Any]
     path: Path
+    others: tuple[SavedPolicy, ...] = ()
+    snapshots: Mapping[str, Frozen] = field(default_factory=dict)
+
+    @property
+    def policies(self) -> list[SavedPolicy]:
+        """All policies, by their numbers."""
+        return [SavedPolicy(self.weights, self.optimizer, self.state), *self.others]
 
 
 @contextlib.contextmanager
@@ -85,41 +116,75 @@ def previous(run_dir: Path, *, resume: bool) -> Checkpoint | None:
     directory = run_dir / "checkpoints"
     remove_partial(directory)
     if list_checkpoints(directory):
-        return load_latest(directory, warn=lambda text: print(text, file=sys.stderr))
+        return load_latest(directory, warn=lambda text: print(text, file=sys.stderr), snapshots=True)
     if resume:
         print(f"Nothing to resume in {run_dir}: starting a fresh run.", file=sys.stderr)
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)  # of a run that ended before its first checkpoint
     return None
 
 
-def save(directory: Path, updates: int, weights: dict[str, Tensor], optimizer: dict[str, Any], state: dict[str, Any],
-         *, keep: int) -> Path:  # fmt: skip
-    """Write one checkpoint into `directory`, durable before it gets its name; then remove all but the newest `keep`."""
-    tensors, numbers = _split_optimizer(optimizer)
-    files = {
-        _WEIGHTS: save_tensors({k: v.detach().cpu().contiguous() for k, v in weights.items()}),
-        _OPTIMIZER: save_tensors(tensors),
-    }
-    sha256 = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    record = {"format": FORMAT, "updates": updates, "sha256": sha256, "optimizer": numbers, **state}
+def save(
+    directory: Path, updates: int, weights: dict[str, Tensor], optimizer: dict[str, Any], state: dict[str, Any], *,
+    keep: int, others: Sequence[SavedPolicy] = (), snapshots: Mapping[str, Frozen] | None = None,
+) -> Path:  # fmt: skip
+    """Write one checkpoint into `directory`, durable before it gets its name; then remove all but the newest `keep`.
+
+    others: policies besides the first.  snapshots: frozen ones by name, which learn here where their file is.
+    """
+    snapshots = snapshots or {}
+    files, records = {}, []
+    for index, policy in enumerate((SavedPolicy(weights, optimizer, state), *others)):
+        tensors, numbers = _split_optimizer(policy.optimizer)
+        files[_folder(index) + _WEIGHTS] = _saved(policy.weights)
+        files[_folder(index) + _OPTIMIZER] = save_tensors(tensors)
+        records.append({"optimizer": numbers, **policy.state})
+    files |= {_snapshot_file(name): _saved(one.weights) for name, one in snapshots.items() if one.file is None}
+    sha256 = {_snapshot_file(name): one.sha256 for name, one in snapshots.items()}
+    sha256 |= {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    more = {"others": records[1:]} if others else {}
+    record = {"format": FORMAT, "updates": updates, "sha256": sha256, **records[0], **more}
     files[_STATE] = json.dumps(record, indent=1, allow_nan=False).encode()
+    links = {_snapshot_file(name): one.file for name, one in snapshots.items() if one.file is not None}
     try:
-        return _write_checkpoint(directory, f"{updates:012d}", files, keep)
+        final = _write_checkpoint(directory, f"{updates:012d}", files, links, keep)
     except OSError as error:
         remove_partial(directory)
         raise CheckpointError(
             f"Cannot save into {directory}: {error.strerror or error}. Checkpoints saved before are intact; "
             "free disk space or choose another --run-dir."
         ) from error
+    for name, one in snapshots.items():
+        one.file, one.sha256 = final / _snapshot_file(name), sha256[_snapshot_file(name)]
+    return final
 
 
-def _write_checkpoint(directory: Path, name: str, files: dict[str, bytes], keep: int) -> Path:
+def _folder(index: int) -> str:
+    """Of a policy, inside a checkpoint; the first one's files lie at the top."""
+    return f"policies/{index}/" if index else ""
+
+
+def _snapshot_file(name: str) -> str:
+    return f"{_SNAPSHOTS}/{name}.safetensors"
+
+
+def _saved(weights: Mapping[str, Tensor]) -> bytes:
+    return save_tensors({k: v.detach().cpu().contiguous() for k, v in weights.items()})
+
+
+def _write_checkpoint(directory: Path, name: str, files: dict[str, bytes], links: dict[str, Path], keep: int) -> Path:
+    """links: files of earlier checkpoints that belong to this one too."""
     directory.mkdir(parents=True, exist_ok=True)
     remove_partial(directory)
     final, partial, replaced = (directory / f"{prefix}{name}" for prefix in ("", _TEMPORARY, _REPLACED))
     partial.mkdir()
+    for file in (*files, *links):
+        (partial / file).parent.mkdir(parents=True, exist_ok=True)
     for file, data in files.items():
         _write_durably(partial / file, data)
+    for file, source in links.items():
+        _link(source, partial / file)
+    for folder in {(partial / file).parent for file in (*files, *links)}:
+        _sync_directory(folder)
     _sync_directory(partial)
     if final.exists():  # saved at this update already; it counts until the new one has its name
         final.rename(replaced)
@@ -128,6 +193,13 @@ def _write_checkpoint(directory: Path, name: str, files: dict[str, bytes], keep:
     for old in (*replaced.parent.glob(replaced.name), *list_checkpoints(directory)[:-keep]):
         shutil.rmtree(old)
     return final
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        _write_durably(target, source.read_bytes())
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
@@ -151,9 +223,10 @@ def remove_partial(directory: Path) -> None:
             replaced.rename(final)
 
 
-def load_latest(directory: Path, warn: Any = None) -> Checkpoint:
+def load_latest(directory: Path, warn: Any = None, *, snapshots: bool = False) -> Checkpoint:
     """The newest checkpoint that is whole; each damaged one that is passed over is told to `warn(text)`.
 
+    snapshots: read frozen policies too.
     Raises CheckpointError: there is none, or none is whole.
     """
     paths = list_checkpoints(directory)
@@ -162,7 +235,7 @@ def load_latest(directory: Path, warn: Any = None) -> Checkpoint:
     failures: list[str] = []
     for path in reversed(paths):
         try:
-            checkpoint = load(path)
+            checkpoint = load(path, snapshots=snapshots)
         except CheckpointError as error:
             failures.append(str(error))
             continue
@@ -172,22 +245,50 @@ def load_latest(directory: Path, warn: Any = None) -> Checkpoint:
     raise CheckpointError("No checkpoint could be read. " + " ".join(failures))
 
 
-def load(path: Path) -> Checkpoint:
-    """Read and verify one checkpoint. Raises CheckpointError naming the file and the reason; executes no code."""
+def load(path: Path, *, snapshots: bool = False) -> Checkpoint:
+    """Read and verify one checkpoint. Raises CheckpointError naming the file and the reason; executes no code.
+
+    snapshots: read frozen policies too.
+    """
     record = _read_state(path / _STATE)
-    tensors: dict[str, dict[str, Tensor]] = {}
-    for name in (_WEIGHTS, _OPTIMIZER):
-        data = _read(path / name)
-        if hashlib.sha256(data).hexdigest() != record["sha256"].get(name):
-            raise CheckpointError(
-                f"{path / name} differs from its checksum in {_STATE}: it is damaged or was replaced."
-            )
-        try:
-            tensors[name] = load_tensors(data)
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path / name} is not a safetensors file: {error}") from error
-    optimizer = _join_optimizer(tensors[_OPTIMIZER], record.pop("optimizer"))
-    return Checkpoint(tensors[_WEIGHTS], optimizer, record, path)
+    sha256, others = record["sha256"], record.pop("others", [])
+    policies = [_load_policy(path, index, state, sha256) for index, state in enumerate((record, *others))]
+    frozen = {}
+    for name in snapshot_names(record) if snapshots else ():
+        file = _snapshot_file(name)
+        frozen[name] = Frozen(_load_tensors(path, file, sha256), path / file, sha256[file])
+    return Checkpoint(*policies[0], path, tuple(policies[1:]), frozen)
+
+
+def load_snapshot(path: Path, name: str) -> dict[str, Tensor]:
+    """Weights of one frozen policy of a checkpoint. Raises CheckpointError."""
+    record = _read_state(path / _STATE)
+    names = snapshot_names(record)
+    if name not in names:
+        raise CheckpointError(f"{path} holds no snapshot {name!r}. It holds: {', '.join(names) or 'none'}.")
+    return _load_tensors(path, _snapshot_file(name), record["sha256"])
+
+
+def snapshot_names(state: Mapping[str, Any]) -> list[str]:
+    """Names of the frozen policies that a checkpoint with this state holds."""
+    prefix, suffix = f"{_SNAPSHOTS}/", ".safetensors"
+    return [file.removeprefix(prefix).removesuffix(suffix) for file in state["sha256"] if file.startswith(prefix)]
+
+
+def _load_policy(path: Path, index: int, state: dict[str, Any], sha256: Mapping[str, str]) -> SavedPolicy:
+    weights, tensors = (_load_tensors(path, _folder(index) + file, sha256) for file in (_WEIGHTS, _OPTIMIZER))
+    return SavedPolicy(weights, _join_optimizer(tensors, state.pop("optimizer")), state)
+
+
+def _load_tensors(path: Path, file: str, sha256: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors of a file that has the right checksum."""
+    data = _read(path / file)
+    if hashlib.sha256(data).hexdigest() != sha256.get(file):
+        raise CheckpointError(f"{path / file} differs from its checksum in {_STATE}: it is damaged or was replaced.")
+    try:
+        return load_tensors(data)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / file} is not a safetensors file: {error}") from error
 
 
 def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:

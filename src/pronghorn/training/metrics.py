@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -46,10 +46,13 @@ class EpisodeTracker:
     observes while another reads; a lock keeps both consistent.
     """
 
-    def __init__(self, num_rows: int, tasks: tuple[str, ...], task_ids: NDArray[np.int64], window: int = 100) -> None:
+    def __init__(
+        self, num_rows: int, tasks: tuple[str, ...], task_ids: NDArray[np.int64], window: int = 100, kept: int = 0
+    ) -> None:
         """
         num_rows: rows of the pool; tasks: names of the tasks; task_ids: [num_rows] index of each row's task.
         window: finished episodes that the means are taken over, for all tasks together and for each task.
+        kept: finished episodes that `recent` can look back on, if more.
         """
         self._tasks = tasks
         self._task_ids = np.asarray(task_ids)
@@ -58,7 +61,9 @@ class EpisodeTracker:
         self._returns = np.zeros(num_rows, np.float64)  # running sums; float64: long episodes of small rewards
         self._lengths = np.zeros(num_rows, np.int64)
         self._num_episodes = 0
-        self._finished: deque[tuple[float, int]] = deque(maxlen=window)
+        self._kept = max(window, kept)
+        self._mixed = np.zeros(num_rows, np.bool_)  # rows whose episode was begun by a policy that was replaced since
+        self._finished: deque[tuple[float, int]] = deque(maxlen=self._kept)
         self._num_by_task = dict.fromkeys(tasks, 0)
         self._finished_by_task: dict[str, deque[float]] = {task: deque(maxlen=window) for task in tasks}
         self._records: dict[str, deque[float]] = {}
@@ -74,6 +79,7 @@ class EpisodeTracker:
         fresh = (ready.event == FIRST) | (ready.event == LOST)
         over = ready.rows[moved & ready.episode_over]  # a LAST alone may be a life loss, which ends no episode
         with self._lock:
+            mixed = set(over[self._mixed[over]].tolist())
             self._returns[ready.rows[moved]] += ready.reward[moved]
             self._lengths[ready.rows[moved]] += 1
             for row in over:
@@ -81,24 +87,28 @@ class EpisodeTracker:
             self._restart(over)
             self._restart(ready.rows[fresh])
             for record in ready.records:
-                self._keep_record(record)
+                if record["row"] not in mixed:
+                    self._keep_record(record)
 
     def _finish(self, row: int) -> None:
         task = self._tasks[self._task_ids[row]]
         episode_return = float(self._returns[row])
         self._num_episodes += 1
         self._num_by_task[task] += 1
+        if self._mixed[row]:
+            return
         self._finished.append((episode_return, int(self._lengths[row])))
         self._finished_by_task[task].append(episode_return)
 
     def _restart(self, rows: NDArray[np.int64]) -> None:
         self._returns[rows] = 0.0
         self._lengths[rows] = 0
+        self._mixed[rows] = False
 
     def _keep_record(self, record: Mapping[str, Any]) -> None:
         for name, value in record.items():
             if name != "row" and isinstance(value, (int, float)):
-                self._records.setdefault(name, deque(maxlen=self._window)).append(float(value))
+                self._records.setdefault(name, deque(maxlen=self._kept)).append(float(value))
 
     def snapshot(self) -> dict[str, float]:
         """The statistics now, by their names in docs/metrics.md.
@@ -110,7 +120,7 @@ class EpisodeTracker:
             out: dict[str, float] = {"episodes": self._num_episodes}
             out["running_episode_length_max"] = int(self._lengths.max(initial=0))
             if self._finished:
-                returns, lengths = np.array(self._finished, np.float64).T
+                returns, lengths = np.array(self._finished, np.float64)[-self._window :].T
                 out["return_mean"] = float(returns.mean())
                 out["return_min"] = float(returns.min())
                 out["return_max"] = float(returns.max())
@@ -121,8 +131,23 @@ class EpisodeTracker:
                     out[f"return_mean/{task}"] = float(np.mean(of_task))
                     out[f"episodes/{task}"] = self._num_by_task[task]
             for name, values in self._records.items():
-                out[f"episode/{name}"] = float(np.mean(values))
+                if values:
+                    out[f"episode/{name}"] = float(np.mean(list(values)[-self._window :]))
             return out
+
+    def recent(self, name: str, count: int) -> float | None:
+        """Mean of the last `count` episodes' "return", or of a number of their records; None: there is none yet."""
+        with self._lock:
+            values = [value for value, _ in self._finished] if name == "return" else list(self._records.get(name, ()))
+            return float(np.mean(values[-count:])) if values else None
+
+    def forget(self) -> None:
+        """The policy was replaced: no mean is taken over its episodes any more. Counts and running sums go on."""
+        with self._lock:
+            self._finished.clear()
+            for kept in (*self._finished_by_task.values(), *self._records.values()):
+                kept.clear()
+            self._mixed[:] = True
 
     def state(self) -> dict[str, Any]:
         """Counts and windows as JSON values, without unfinished episodes: they end with the process."""
@@ -141,12 +166,12 @@ class EpisodeTracker:
         """Continue from `state()`. Tasks are matched by name; one that the run no longer has is left out."""
         with self._lock:
             self._num_episodes = int(state["num_episodes"])
-            self._finished = deque(((float(r), int(n)) for r, n in state["finished"]), self._window)
+            self._finished = deque(((float(r), int(n)) for r, n in state["finished"]), self._kept)
             for task in self._tasks:
                 if task in state["tasks"]:
                     self._num_by_task[task] = int(state["tasks"][task]["num_episodes"])
                     self._finished_by_task[task] = deque(state["tasks"][task]["returns"], self._window)
-            self._records = {name: deque(values, self._window) for name, values in state["records"].items()}
+            self._records = {name: deque(values, self._kept) for name, values in state["records"].items()}
             self._restart(np.arange(len(self._returns)))
 
 
@@ -329,6 +354,25 @@ def merged(reports: list[dict[str, float]]) -> dict[str, float]:
     if "lr" in reports[-1]:
         means["lr"] = reports[-1]["lr"]
     return means
+
+
+def pooled(snapshots: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Episode statistics of several policies as one: counts are sums, extremes are extremes, means are means of means.
+
+    Of a single policy they are its own.
+    """
+    if len(snapshots) == 1:
+        return dict(snapshots[0])
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(name for snapshot in snapshots for name in snapshot):
+        values = [snapshot[name] for snapshot in snapshots if name in snapshot]
+        if name == "episodes" or name.startswith("episodes/"):
+            out[name] = sum(values)
+        elif name.endswith("_max"):
+            out[name] = max(values)
+        else:
+            out[name] = min(values) if name.endswith("_min") else float(np.mean(values))
+    return out
 
 
 class _TensorBoardSink:

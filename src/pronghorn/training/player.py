@@ -5,8 +5,10 @@ It asks no environment for anything; the sampler brings it the rows that are rea
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any
+from collections.abc import Container
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from pronghorn.training.acting import Acting, Snapshot
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.store import Slots, Store
-from pronghorn.types import FIRST, INACTIVE, LAST, LAST_ACTION, LAST_REWARD, LOST, STEP, Pool, Ready
+from pronghorn.types import FIRST, INACTIVE, LAST, LAST_ACTION, LAST_REWARD, LOST, STEP, ActionSpec, Pool, Ready
 
 NO_SLOT = -1
 ACTS = np.array([True, True, True, False, False])  # by Event: rows that get an action which is recorded
@@ -29,7 +31,74 @@ class Publisher:
         self.latest = snapshot
 
 
-class Player:
+class History:
+    """What each row did last and got for it, for models that are fed it."""
+
+    def __init__(self, num_rows: int, action: ActionSpec, leaves: Container[str]) -> None:
+        """leaves: names of those that the model reads."""
+        self.discrete = np.full((num_rows, action.num_discrete), -1, np.int64)
+        self.continuous = np.zeros((num_rows, action.num_continuous), np.float32)
+        self.reward = np.zeros(num_rows, np.float32)
+        both = ((LAST_ACTION, self.discrete), (LAST_ACTION + "_continuous", self.continuous))
+        read: tuple[tuple[str, NDArray[Any]], ...] = (*both, (LAST_REWARD, self.reward))
+        self._read = {name: last for name, last in read if name in leaves}
+
+    def added_to(self, obs: dict[str, NDArray[Any]], rows: Rows) -> dict[str, NDArray[Any]]:
+        """Observation leaves [N, …] with the last action and reward if the model wants them."""
+        return {**obs, **{name: last[rows] for name, last in self._read.items()}}
+
+    def forget(self, rows: Rows) -> None:
+        """They begin an episode."""
+        self.discrete[rows], self.continuous[rows], self.reward[rows] = -1, 0.0, 0.0
+
+
+class RowPlayer(ABC):
+    """Who plays rows of a pool, as the sampler sees him."""
+
+    num_steps = 0  # recorded so far
+
+    @abstractmethod
+    def record(self, ready: Ready) -> None:
+        """Take what the last actions of these rows caused."""
+
+    @abstractmethod
+    def needs_slot(self, ready: Ready) -> NDArray[np.bool_]:
+        """[N] rows that act and have no unroll to write into."""
+
+    @abstractmethod
+    def start_unrolls(self, ready: Ready) -> bool:
+        """Give each acting row that has none a slot; False if there are too few slots."""
+
+    @abstractmethod
+    def act(self, ready: Ready) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The actions [N, D], [N, C] of all these rows; anything for those that do not act."""
+
+    @abstractmethod
+    def leave(self, rows: Rows) -> None:
+        """Another plays these rows from the episode on that they begin."""
+
+    @abstractmethod
+    def restart(self, seed: int) -> None:
+        """Void what is in progress, uncounted, and seed the sampling of actions."""
+
+    def load_weights(self) -> None:  # noqa: B027 - nothing to do for who never changes
+        """Act with the newest weights from now on."""
+
+    def park(self, rows: Rows) -> None:  # noqa: B027 - nor for who has no unrolls
+        """Let the learner go on without the unrolls of rows that do not act for now."""
+
+    def unpark(self, rows: Rows) -> None:  # noqa: B027
+        """They act again."""
+
+    def batch_waits(self) -> bool:
+        """Whether a learner has a whole batch of its before it."""
+        return False
+
+    def wait_for_slots(self, timeout_s: float) -> None:  # noqa: B027
+        """Sleep until there may be more slots, or timeout_s passed."""
+
+
+class Player(RowPlayer):
     """Per row it keeps: the slot being filled (or none), t within it, and whether an action is on its way.
 
     Where another policy takes over a row, the unroll that the row was filling is left PARKED, and the next row that
@@ -40,15 +109,13 @@ class Player:
         self, pool: Pool, store: Store, acting: Acting, publisher: Publisher, tracker: EpisodeTracker
     ) -> None:
         self.store, self.acting, self.publisher, self.tracker = store, acting, publisher, tracker
-        self.num_steps = 0
         self._spec, self._task_ids = pool.spec, pool.task_ids
-        n, action = pool.num_rows, pool.spec.action
+        self._lineage = publisher.latest.lineage
+        n = pool.num_rows
         self._slot: Slots = np.full(n, NO_SLOT, np.int64)
         self._t = np.zeros(n, np.int64)
         self._acted = np.zeros(n, np.bool_)
-        self._last_discrete = np.full((n, action.num_discrete), -1, np.int64)
-        self._last_continuous = np.zeros((n, action.num_continuous), np.float32)
-        self._last_reward = np.zeros(n, np.float32)
+        self._history = History(n, pool.spec.action, store.obs)
         self._left: deque[tuple[int, int]] = deque()  # (slot, t) of unrolls that rows left unfinished
 
     # ------------------------------------------------------------ what the last action caused
@@ -61,7 +128,7 @@ class Player:
         rows = ready.rows[index]
         t, steps = self._t[rows], self.store.flat_steps
         at = self.store.at(self._slot[rows], t)
-        steps["reward"][at] = self._last_reward[rows] = ready.reward[index]
+        steps["reward"][at] = self._history.reward[rows] = ready.reward[index]
         steps["terminated"][at] = ready.terminated[index]
         steps["truncated"][at] = ready.truncated[index] & ~ready.terminated[index]
         steps["truncation_value"][at] = 0.0
@@ -71,7 +138,7 @@ class Player:
         self._t[rows] = t + 1
         self.num_steps += len(rows)
         begins = begins_episode(ready)
-        self._forget_history(ready.rows[begins])
+        self._history.forget(ready.rows[begins])
         full = self._t[rows] == self.store.unroll_length
         if full.any():
             self._complete(ready, index[full], begins)
@@ -83,7 +150,7 @@ class Player:
         rows = rows[use]
         if len(rows) == 0:
             return
-        obs = self._with_history({k: v[use] for k, v in ready.final_obs.items()}, rows)
+        obs = self._history.added_to({k: v[use] for k, v in ready.final_obs.items()}, rows)
         value = self.acting.values(obs, rows)
         self.store.flat_steps["truncation_value"][self.store.at(self._slot[rows], self._t[rows])] = value
 
@@ -91,7 +158,7 @@ class Player:
         """Row T holds only the bootstrap observation; then the unroll is FULL."""
         rows = ready.rows[index]
         slots = self._slot[rows]
-        obs = self._with_history({k: v[index] for k, v in ready.obs.items()}, rows)
+        obs = self._history.added_to({k: v[index] for k, v in ready.obs.items()}, rows)
         at = self.store.at(slots, self._t[rows])
         self.acting.write(obs, at)
         self.store.flat_steps["first"][at] = begins[index]
@@ -108,12 +175,12 @@ class Player:
     # ------------------------------------------------------------ unrolls
 
     def needs_slot(self, ready: Ready) -> NDArray[np.bool_]:
-        """[N] rows that act and have no unroll to write into."""
         needs: NDArray[np.bool_] = ACTS[ready.event] & (self._slot[ready.rows] == NO_SLOT)
         return needs
 
     def start_unrolls(self, ready: Ready) -> bool:
-        """Give each acting row that has none a slot with its RNN state; False if there are too few slots."""
+        if self.publisher.latest.lineage != self._lineage:
+            self._begin_lineage()
         self.load_weights()  # after the last step was recorded by the network that acted; slots carry the version
         acting = ready.rows[ACTS[ready.event]]
         if self._spec.rows_wait:
@@ -133,12 +200,10 @@ class Player:
         return True
 
     def park(self, rows: Rows) -> None:
-        """Let the learner go on without the unrolls of rows that do not act for now."""
         slots = self._slot[rows]
         self.store.park(slots[slots != NO_SLOT])
 
     def unpark(self, rows: Rows) -> None:
-        """They act again."""
         slots = self._slot[rows]
         self.store.unpark(slots[slots != NO_SLOT], self.acting.version)
 
@@ -170,16 +235,16 @@ class Player:
         whole = bool(acting.all())
         rows = ready.rows if whole else ready.rows[acting]
         if len(rows) == 0:  # all wait for something else than an action
-            return self._no_actions(len(ready.rows))
+            return no_actions(self._spec.action, len(ready.rows))
         begins = begins_episode(ready)
-        obs = self._with_history(ready.obs if whole else {k: v[acting] for k, v in ready.obs.items()}, rows)
+        obs = self._history.added_to(ready.obs if whole else {k: v[acting] for k, v in ready.obs.items()}, rows)
         first = begins if whole else begins[acting]
         at = self.store.at(self._slot[rows], self._t[rows])
         acted = self.acting.act(obs, rows, first, at)
         steps = self.store.flat_steps
         steps["first"][at] = first
-        steps["discrete"][at] = self._last_discrete[rows] = acted.discrete
-        steps["continuous"][at] = self._last_continuous[rows] = acted.continuous
+        steps["discrete"][at] = self._history.discrete[rows] = acted.discrete
+        steps["continuous"][at] = self._history.continuous[rows] = acted.continuous
         steps["log_prob"][at] = acted.log_prob
         steps["value"][at] = acted.value
         steps["version"][at] = self.acting.version
@@ -187,48 +252,49 @@ class Player:
         self._acted[rows] = True
         if whole:
             return acted.discrete, acted.bounded
-        discrete, continuous = self._no_actions(len(ready.rows))
+        discrete, continuous = no_actions(self._spec.action, len(ready.rows))
         discrete[acting], continuous[acting] = acted.discrete, acted.bounded
         return discrete, continuous
-
-    def _no_actions(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        spec = self._spec.action
-        return np.zeros((count, spec.num_discrete), np.int64), np.zeros((count, spec.num_continuous), np.float32)
 
     # ------------------------------------------------------------ small parts
 
     def load_weights(self) -> None:
-        """Act with the newest weights from now on."""
         snapshot = self.publisher.latest
-        if snapshot.version != self.acting.version:
+        # Weights that replaced the policy wait for the next `start_unrolls`: these rows hold unrolls of the old one.
+        if snapshot.version != self.acting.version and snapshot.lineage == self._lineage:
             self.acting.load(snapshot)
 
+    def _begin_lineage(self) -> None:
+        """The policy was replaced: all that was begun under the old one is void, actions on their way included."""
+        self._discard_all("replaced")
+        self._lineage = self.publisher.latest.lineage
+        self.acting.forget()
+
     def restart(self, seed: int) -> None:
-        """Void all unrolls in progress, uncounted, and seed the sampling of actions."""
-        filling = np.concatenate((self._slot[self._slot != NO_SLOT], [slot for slot, _ in self._left])).astype(np.int64)
-        if len(filling):
-            self.store.discard(filling, lost=False)
-        self._left.clear()
-        self._slot[:], self._acted[:] = NO_SLOT, False
+        self._discard_all("restart")
         self.acting.seed(seed)
 
-    def _with_history(self, obs: dict[str, NDArray[Any]], rows: Rows) -> dict[str, NDArray[Any]]:
-        """Observation leaves with the last action and reward if the model wants them."""
-        leaves = dict(obs)
-        for name, last in (
-            (LAST_ACTION, self._last_discrete),
-            (LAST_ACTION + "_continuous", self._last_continuous),
-            (LAST_REWARD, self._last_reward),
-        ):
-            if name in self.store.obs:
-                leaves[name] = last[rows]
-        return leaves
+    def batch_waits(self) -> bool:
+        return self.store.batch_waits()
 
-    def _forget_history(self, rows: Rows) -> None:
-        self._last_discrete[rows], self._last_continuous[rows], self._last_reward[rows] = -1, 0.0, 0.0
+    def wait_for_slots(self, timeout_s: float) -> None:
+        self.store.wait_for_slots(timeout_s)
+
+    def _discard_all(self, why: Literal["replaced", "restart"]) -> None:
+        """Void all unrolls in progress."""
+        filling = np.concatenate((self._slot[self._slot != NO_SLOT], [slot for slot, _ in self._left])).astype(np.int64)
+        if len(filling):
+            self.store.discard(filling, why)
+        self._left.clear()
+        self._slot[:], self._acted[:] = NO_SLOT, False
 
 
 def begins_episode(ready: Ready) -> NDArray[np.bool_]:
     """Rows whose obs is the first of an episode; a life loss is not, so the RNN state lives on through it."""
     first: NDArray[np.bool_] = (ready.event == FIRST) | ((ready.event == LAST) & ready.episode_over)
     return first
+
+
+def no_actions(action: ActionSpec, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """[count, D] and [count, C] zeros."""
+    return np.zeros((count, action.num_discrete), np.int64), np.zeros((count, action.num_continuous), np.float32)

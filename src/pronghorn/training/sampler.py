@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronghorn.config import derive_seed
-from pronghorn.training.player import Player, begins_episode
+from pronghorn.training.player import RowPlayer, begins_episode, no_actions
 from pronghorn.types import LOST, Pool, Ready
 
 POLL_S = 0.1  # a blocked sampler still looks for stops and deaths this often
@@ -33,7 +33,7 @@ class Seats(Protocol):
 class Part(NamedTuple):
     """The rows of a delivery that one player plays. where: their places [N] bool, or None if it plays all."""
 
-    player: Player
+    player: RowPlayer
     ready: Ready
     where: NDArray[np.bool_] | None
 
@@ -45,7 +45,7 @@ class Sampler:
     the others go on.
     """
 
-    def __init__(self, pool: Pool, players: Sequence[Player], *, seed: int, seats: Seats | None = None) -> None:
+    def __init__(self, pool: Pool, players: Sequence[RowPlayer], *, seed: int, seats: Seats | None = None) -> None:
         """seats: who plays what; None: the first player plays all."""
         self.pool, self.players, self.seats = pool, list(players), seats
         self.seconds = {"envs": 0.0, "record": 0.0, "act": 0.0, "slots": 0.0}
@@ -99,9 +99,9 @@ class Sampler:
         blocked = sum(len(ready.rows) for ready in self._held) == self.pool.num_rows
         start = time.perf_counter()
         if blocked:
-            self._lacks.store.wait_for_slots(POLL_S)
+            self._lacks.wait_for_slots(POLL_S)
         # Many rows at once cost less each; nobody waits for them while a learner has enough to do.
-        gather_s = GATHER_S if any(player.store.batch_waits() for player in self.players) else 0.0
+        gather_s = GATHER_S if any(player.batch_waits() for player in self.players) else 0.0
         ready = self.pool.recv(0.0 if blocked else POLL_S, gather_s)
         received = time.perf_counter()
         self.seconds["slots" if blocked else "envs"] += received - start
@@ -182,9 +182,7 @@ class Sampler:
         """The actions of all rows [count, ...] of a delivery."""
         if parts[0].where is None:
             return parts[0].player.act(parts[0].ready)
-        spec = self.pool.spec.action
-        discrete = np.zeros((count, spec.num_discrete), np.int64)
-        continuous = np.zeros((count, spec.num_continuous), np.float32)
+        discrete, continuous = no_actions(self.pool.spec.action, count)
         for player, part, where in parts:
             discrete[where], continuous[where] = player.act(part)
         return discrete, continuous

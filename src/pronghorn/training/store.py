@@ -4,6 +4,7 @@ A slot always has one owner and one state:
 
     FREE ──acquire──▶ FILLING ──commit──▶ FULL ──take──▶ LEARNING ──release──▶ FREE
                          └──discard (its row was lost, or its policy replaced; counted)──▶ FREE
+                                            └──void_before (its policy was replaced; counted)──▶ FREE
 
 Pixels and recurrent states live where the learner computes; the small per-step numbers live in NumPy, because they
 are written a few rows at a time and read once. The record of an unroll is declared once, in `step_fields`.
@@ -18,7 +19,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -138,8 +139,11 @@ class Store:
         waits: bool = True,
         device: torch.device,
         packed: bool | None = None,
+        changed: threading.Condition | None = None,
     ) -> None:
-        """packed: gather as it is done on a GPU; None: on a GPU."""
+        """packed: gather as it is done on a GPU; None: on a GPU.
+        changed: what everyone waits at, shared by the stores that one learner's thread serves; None: one of its own.
+        """
         self.num_slots, self.unroll_length = num_slots, unroll_length
         self.batch_unrolls, self.max_lag, self.device = batch_unrolls, max_lag, device
         # The same memory by one index, `at(slots, t)`: with two, writing takes NumPy and torch several times as long.
@@ -168,7 +172,9 @@ class Store:
         self.written, self.read, self._uploaded = (make_fence(device) for _ in range(3))
         self.turns = max_lag <= 1
         self._waits = waits and not self.turns
-        self.num_discarded = 0
+        self.num_discarded = 0  # unrolls of rows that were lost
+        self.num_voided = 0  # unrolls of a policy that was replaced
+        self._valid_from = -1  # policy_version from which on unrolls are the present policy's
         self.closed = False
         self._tickets = 0
         self._status = np.zeros(num_slots, np.uint8)
@@ -179,7 +185,7 @@ class Store:
         self._buffers: dict[str, Tensor] = {}  # the batch's observations, reused
         packed = device.type == "cuda" if packed is None else packed
         self._packet = self._batch_packet() if packed else None
-        self._changed = threading.Condition()
+        self._changed = changed or threading.Condition()
 
     # ------------------------------------------------------------ writers
 
@@ -243,18 +249,38 @@ class Store:
             self._status[slots] = Slot.FULL
             self._order[slots] = self._commits + np.arange(len(slots))
             self._commits += len(slots)
+            self._void(slots)
             self._changed.notify_all()
 
-    def discard(self, slots: Slots, *, lost: bool = True) -> None:
-        """The unrolls are void: FILLING → FREE, counted if their rows were lost; tickets go back."""
+    def discard(self, slots: Slots, why: Literal["lost", "replaced", "restart"] = "lost") -> None:
+        """The unrolls are void: FILLING → FREE, counted if their rows were lost or their policy replaced.
+
+        Tickets go back.
+        """
         with self._changed:
             self._expect(slots, Slot.FILLING)
             self._status[slots] = Slot.FREE
-            self.num_discarded += len(slots) if lost else 0
+            self.num_discarded += len(slots) if why == "lost" else 0
+            self.num_voided += len(slots) if why == "replaced" else 0
             self._tickets += len(slots) if self.turns else 0
             self._changed.notify_all()
 
     # ------------------------------------------------------------ learner
+
+    def void_before(self, version: int) -> None:
+        """The policy was replaced, and is itself from this version on: FULL unrolls begun before it are void.
+
+        So are those that are still being filled, at their commit, unless their writer discards them before.
+        """
+        with self._changed:
+            self._valid_from = version
+            self._void(np.flatnonzero(self._status == Slot.FULL))
+            self._changed.notify_all()
+
+    def has_batch(self, version: int) -> bool:
+        """Whether `take` would give a batch now."""
+        with self._changed:
+            return self._batch(version) is not None
 
     def take(self, version: int, timeout_s: float) -> Slots | None:
         """The next B FULL slots, oldest first, now LEARNING; None if the batch was not to be had within timeout_s.
@@ -363,6 +389,12 @@ class Store:
         versions_left = np.sort(self._started[waiting]) + self.max_lag - version  # later iterations each may wait for
         return bool((np.arange(1, len(versions_left) + 1) <= versions_left * self.batch_unrolls).all())
 
+    def _void(self, full: Slots) -> None:
+        """FULL → FREE for those begun under a policy that was replaced."""
+        void = full[self._started[full] < self._valid_from]
+        self._status[void] = Slot.FREE
+        self.num_voided += len(void)
+
     def _expect(self, slots: Slots, state: Slot) -> None:
         wrong = slots[self._status[slots] != state]
         if len(wrong):
@@ -434,7 +466,9 @@ def stored_leaves(spec: EnvSpec, model: ModelConfig) -> dict[str, LeafSpec]:
     return leaves
 
 
-def make_store(config: Config, pool: Pool, state_size: int, device: torch.device) -> Store:
+def make_store(
+    config: Config, pool: Pool, state_size: int, device: torch.device, changed: threading.Condition | None = None
+) -> Store:
     """The store of a resolved config for the rows of a pool. state_size: S of the network that acts."""
     return Store(
         stored_leaves(pool.spec, config.model),
@@ -446,6 +480,7 @@ def make_store(config: Config, pool: Pool, state_size: int, device: torch.device
         max_lag=config.max_lag,
         waits=not config.learner.drop_over_lag,
         device=device,
+        changed=changed,
     )
 
 

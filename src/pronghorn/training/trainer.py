@@ -13,6 +13,8 @@ import os
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,22 +31,23 @@ from pronghorn.config import Config, derive_seed, walk
 from pronghorn.defaults import resolve
 from pronghorn.envs.registry import make_pool
 from pronghorn.envs.registry import resolve as resolve_name
-from pronghorn.errors import ConfigError, MissingExtraError, PronghornError
+from pronghorn.errors import ConfigError, MissingExtraError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
-from pronghorn.evaluation.policy import build_model, make_actor, spec_to_json
+from pronghorn.evaluation.policy import make_actor, spec_to_json
 from pronghorn.limits import crowded, require_store, require_threads
-from pronghorn.machine import available_memory, keep_memory_mapped, limit_threads, pick_device
+from pronghorn.machine import available_memory, keep_memory_mapped, limit_threads, pick_devices
 from pronghorn.rules import changed_settings, validate
 from pronghorn.settings_file import from_toml, to_toml
-from pronghorn.training.acting import Snapshot, make_acting
 from pronghorn.training.checkpoint import Checkpoint
-from pronghorn.training.learner import Learner
+from pronghorn.training.guests import Guests
+from pronghorn.training.league import League
 from pronghorn.training.live import LiveView, logging_to
-from pronghorn.training.metrics import EpisodeTracker, MetricsWriter, limiting_stage, merged
-from pronghorn.training.player import Player, Publisher
+from pronghorn.training.member import Member
+from pronghorn.training.metrics import MetricsWriter, limiting_stage, merged, pooled
+from pronghorn.training.player import RowPlayer
 from pronghorn.training.sampler import Sampler
 from pronghorn.training.signals import READER_GONE, StopSignals
-from pronghorn.training.store import make_replay, make_store, step_fields, stored_leaves
+from pronghorn.training.store import Slots, step_fields, stored_leaves
 from pronghorn.types import Pool
 
 POLL_S = 0.1
@@ -93,6 +96,14 @@ def train(config: Config, *, resume: bool = False, started_at: float | None = No
         return _Run(config, latest, started_at).run()
 
 
+@dataclass
+class Evaluated:
+    """Mean returns of evaluations."""
+
+    last: float | None = None
+    best: float = -float("inf")
+
+
 class _Run:
     """One process's share of a run, from its parts to its end."""
 
@@ -115,29 +126,19 @@ class _Run:
             cleanup.pop_all()
 
     def _build(self, config: Config, seed: int) -> None:
-        spec = self.pool.spec
-        self.device = pick_device(config.device)
-        torch.manual_seed(derive_seed(config.seed, 0))
+        pool, spec = self.pool, self.pool.spec
         torch.use_deterministic_algorithms(config.deterministic)
         limit_threads(config.threads)
-        leaves = stored_leaves(spec, config.model)
-        numbers = sum(f.num_bytes for f in step_fields(spec.action).values())
-        on_gpu = self.device.type == "cuda"
-        free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else available_memory()
-        bytes_per_step = sum(leaf.num_bytes for leaf in leaves.values()) + numbers
-        require_store(config, bytes_per_step, self.pool.num_rows, free)
-        try:
-            self.model, actor = build_model(config.model, spec).to(self.device), make_actor(config, spec, self.device)
-        except RuntimeError as error:
-            if "memory" not in str(error):
-                raise
-            sizes = f"core_size {config.model.core_size}, conv_features {config.model.conv_features}"
-            why = f"the network does not fit into memory ({error})"
-            raise ConfigError("model", sizes, why, "Lower the sizes of the [model] settings.") from None
-        self.learner = Learner(config, self.model)
-        self.learner.total_steps = config.step_limit(spec.frame_skip)
-        self.tracker = EpisodeTracker(self.pool.num_rows, self.pool.tasks, self.pool.task_ids)
-        self.best_return, self.previous_s = -float("inf"), 0.0
+        devices = pick_devices(config.device, config.population.members)
+        self._require_memory(config, devices)
+        self._waits = {device: threading.Condition() for device in devices}  # what each learner's thread waits at
+        self.members = [
+            Member(i, config, pool, device, seed=seed, changed=self._waits[device],
+                   kept=config.population.objective_episodes if len(devices) > 1 else 0)
+            for i, device in enumerate(devices)
+        ]  # fmt: skip
+        self.previous_s = 0.0
+        self.evaluated = Evaluated()
         self._notes: list[str] = []  # to be said once the log is open
         if config.threads > (os.cpu_count() or 1):
             self._notes.append(f"{config.threads} threads are more than the cores of this machine: --threads sets them")
@@ -145,27 +146,38 @@ class _Run:
             self._notes.append(note)
         if self.latest:
             self._restore(self.latest)
-        self.store = make_store(config, self.pool, actor.state_size, self.device)
-        self.replay = make_replay(config, derive_seed(seed, 4))
-        self.newest = Snapshot.of(self.model, self.learner.version)
-        self.publisher = Publisher(self.newest)
-        # Before the threads start: while graphs are made, nobody else may use the device.
-        acting = make_acting(actor, self.store, self.pool.num_rows, leaves, config.graphs)
-        self._notes += [acting.fallback] if acting.fallback else []
-        self.sampler = Sampler(
-            self.pool, [Player(self.pool, self.store, acting, self.publisher, self.tracker)], seed=seed
-        )
-        self._reports: list[dict[str, float]] = []
+        players: list[RowPlayer] = [member.start_acting(pool) for member in self.members]
+        self._notes += [m.acting.fallback for m in self.members if m.acting.fallback][:1]
+        self.league = self._make_league(config, seed, players)
+        self.sampler = Sampler(pool, players, seed=seed, seats=self.league.seats if self.league else None)
         self._speed = 0.0
-        self._learner_s = {"wait": 0.0, "gather": 0.0, "train": 0.0, "publish": 0.0}
-        self._lock = threading.Lock()  # of what the learner's thread leaves for the main one
+        self._wait_s = 0.0  # of learners, for a batch
+        self._lock = threading.Lock()  # of what learners' threads leave for the main one
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._reason = ""
         self.signals = StopSignals(force=self.pool.close, quiet=config.log.live == "off")
         self.evaluator = BackgroundEvaluator(config, spec, self._stop)
-        self._eval_mean: float | None = None
         self._last_save = time.monotonic()
+
+    def _require_memory(self, config: Config, devices: Sequence[torch.device]) -> None:
+        """Refuse stores that do not fit where they are to be."""
+        spec = self.pool.spec
+        numbers = sum(f.num_bytes for f in step_fields(spec.action).values())
+        bytes_per_step = sum(leaf.num_bytes for leaf in stored_leaves(spec, config.model).values()) + numbers
+        for device in set(devices):
+            free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+            require_store(config, bytes_per_step, self.pool.num_rows, free // devices.count(device))
+
+    def _make_league(self, config: Config, seed: int, players: list[RowPlayer]) -> League | None:
+        """Who plays whom, where there is more than one policy playing for itself."""
+        if config.population.members == 1 and not config.selfplay.meets_others:
+            return None
+        guests = Guests(config, self.pool, make_actor(config, self.pool.spec, self.members[0].device))
+        players.append(guests)
+        league = League(config, self.pool, self.members, guests, seed, self._time_s)
+        league.start(self.latest)
+        return league
 
     # ------------------------------------------------------------ the run
 
@@ -173,10 +185,11 @@ class _Run:
         """Start the threads, watch them to the end, save, clean up."""
         config = self.config
         self._write_config()
-        resume_steps = self.learner.steps if self.latest else None
+        resume_steps = self.steps if self.latest else None
         with contextlib.ExitStack() as stack:
             stack.callback(self.pool.close)
-            stack.callback(self.learner.close)
+            for member in self.members:
+                stack.callback(member.learner.close)
             self.writer = stack.enter_context(
                 MetricsWriter(
                     self.run_dir,
@@ -198,10 +211,11 @@ class _Run:
 
     def _watch(self) -> None:
         """The main thread's loop, and the end of the run whatever ended it."""
-        threads = [
-            threading.Thread(target=self._sample_until_stopped, name="sampler", daemon=True),
-            threading.Thread(target=self._learn_until_stopped, name="learner", daemon=True),
-        ]
+        threads = [threading.Thread(target=self._sample_until_stopped, name="sampler", daemon=True)]
+        for device in self._waits:
+            members = [member for member in self.members if member.device == device]
+            name = "learner" if len(self._waits) == 1 else f"learner {device}"
+            threads.append(threading.Thread(target=self._learn_until_stopped, args=(members,), name=name, daemon=True))
         for thread in threads:
             thread.start()
         alarm = stall.StallAlarm(stall.AFTER_S)
@@ -211,18 +225,19 @@ class _Run:
                 if self.config.log.every_s and time.monotonic() >= self._interval["next"]:
                     self._report()
                 self._evaluate_when_due()
-                if alarm.rings((self.sampler.num_steps, self.learner.updates)):
+                if alarm.rings((self.sampler.num_steps, self.updates)):
                     self._say_what_stands_still(alarm.after_s, threads)
         except BaseException as error:
             self._fail(error)
         self._stop.set()
         self.sampler.stop.set()
-        self.store.close()
+        for member in self.members:
+            member.store.close()
         for thread in threads:
             thread.join()
         self.evaluator.join()
         try:
-            self._report()
+            self._report(last=True)
         finally:
             self._save()
         if self._error:
@@ -232,54 +247,75 @@ class _Run:
         limit_threads(self.config.acting_threads)
         self.sampler.run(self._fail)
 
-    def _learn_until_stopped(self) -> None:
+    def _learn_until_stopped(self, members: Sequence[Member]) -> None:
         try:
             limit_threads(self.config.threads)
-            self._learn()
+            self._learn(members)
         except BaseException as error:
             self._fail(error)
 
-    def _learn(self) -> None:
-        """Batch in, better policy out, until a limit. With max_lag 0 and 1 it also says when sampling may go on."""
-        turns, overlap = self.store.turns, self.config.max_lag == 1
-        self._hand_over(grant=turns)
+    def _learn(self, members: Sequence[Member]) -> None:
+        """What one device does: train whoever has a batch and was trained longest ago, until a limit.
+
+        With max_lag 0 and 1, where there is one member, it also says when sampling may go on.
+        """
+        in_turn = deque(members)
+        for member in members:
+            if member.store.turns:
+                member.store.grant()
         while not self._stop.is_set():
-            slots = self._timed("wait", self.store.take, self.learner.version, POLL_S)
-            if slots is None:
-                continue
-            batch = self._timed("gather", self.store.gather, slots, self.learner.version)
-            self.store.release(slots)
-            ends = self._ends_after(batch.num_samples)
-            if self.replay:
-                batch = self._timed("gather", self.replay.mix, batch, self.learner.version)
+            taken = self._take(in_turn)
+            if taken is not None and self._iterate(*taken):
+                return
+
+    def _take(self, in_turn: deque[Member]) -> tuple[Member, Slots] | None:
+        """The member whose turn it is, and its batch; None if no batch was to be had for a while."""
+        start, wait = time.perf_counter(), self._waits[in_turn[0].device]
+        with wait:
+            wait.wait_for(lambda: self._stop.is_set() or any(m.has_batch() for m in in_turn), POLL_S)
+        waited = time.perf_counter() - start
+        with self._lock:
+            self._wait_s += waited
+        for member in tuple(in_turn):
+            slots = member.store.take(member.learner.version, 0.0)
+            if slots is not None:
+                in_turn.remove(member)
+                in_turn.append(member)
+                return member, slots
+        return None
+
+    def _iterate(self, member: Member, slots: Slots) -> bool:
+        """Batch in, better policy out; whether the run ends with it."""
+        turns, overlap = member.store.turns, self.config.max_lag == 1
+        with member.lock:
+            batch = member.gather(slots)
+            ends = self._ends_after(batch.num_fresh)
             saves = self._saves_after()
             ahead = overlap and not ends and not saves  # a save starts from nothing in progress
             if ahead:
-                self._hand_over(grant=True)
-            report = self._timed("train", self.learner.iterate, batch, self._stop.is_set)
-            with self._lock:
-                self._reports.append(report)
-            self.newest = self._timed("publish", Snapshot.of, self.model, self.learner.version)
-            if not self.config.log.every_s:
-                self._report()
-            if ends:
-                self._end(ends)
-                return
-            self._save_when_due(saves)
-            if not ahead:
-                self._hand_over(grant=turns)
-
-    def _hand_over(self, *, grant: bool) -> None:
-        """Give the sampler the newest weights; when taking turns, that is also the word to collect a batch."""
-        self.publisher.latest = self.newest
-        if grant:
-            self.store.grant()
+                member.publish(grant=True)
+            report = member.train(batch, self._stop.is_set)
+            if not turns:
+                member.publish(grant=False)
+        with self._lock:
+            member.reports.append(report)
+        if self.league:
+            self.league.after_iteration(member)
+        if not self.config.log.every_s:
+            self._report()
+        if ends:
+            self._end(ends)
+            return True
+        self._save_when_due(saves)
+        if turns and not ahead:
+            member.publish(grant=True)
+        return False
 
     # ------------------------------------------------------------ limits and signals
 
     def _ends_after(self, samples: int) -> str:
         """Which limit in steps or frames the next iteration reaches, if any."""
-        steps = self.learner.steps + samples
+        steps = self.steps + samples
         if self.config.steps and steps >= self.config.steps:
             return "steps"
         if self.config.frames and steps * self.pool.spec.frame_skip >= self.config.frames:
@@ -310,19 +346,21 @@ class _Run:
         done = self.evaluator.finished()
         if done is not None:
             self._act_on(done)
-        if self.evaluator.due(self.tracker.snapshot()):
-            self.evaluator.start(self.newest.tensors, self.newest.version, self.learner.steps)
+        if self.evaluator.due(self._episodes()):
+            leader = self.members[self.league.leader if self.league else 0]
+            self.evaluator.start(leader.newest.tensors, leader.newest.version, self.steps, leader.index)
 
     def _act_on(self, done: Finished) -> None:
         result, until = done.result, self.config.eval.until_return
-        text = "evaluation at %s steps: mean return %.4g ± %.2g over %d episodes"
-        _LOG.info(text, f"{done.steps:,}", result.mean, result.stderr, result.episodes)
+        who = f" of policy {done.policy}" if len(self.members) > 1 else ""
+        text = "evaluation%s at %s steps: mean return %.4g ± %.2g over %d episodes"
+        _LOG.info(text, who, f"{done.steps:,}", result.mean, result.stderr, result.episodes)
         result.write(self.run_dir / "eval" / f"{done.steps:012d}.json", checkpoint=f"at {done.steps} steps")
-        self._eval_mean = result.mean
+        self.evaluated.last = result.mean
         self.view.update({"eval": {"mean": result.mean, "stderr": result.stderr, "episodes": result.episodes}})
-        if result.mean > self.best_return:
-            self.best_return = result.mean
-            state = {"steps": done.steps, "eval_mean": result.mean, "version": done.version}
+        if result.mean > self.evaluated.best:
+            self.evaluated.best = result.mean
+            state = {"steps": done.steps, "eval_mean": result.mean, "version": done.version, "policy": done.policy}
             nothing: dict[str, Any] = {"state": {}, "param_groups": []}
             checkpoints.save(self.run_dir / "best", done.steps, dict(done.weights), nothing, state, keep=1)
         if until is not None and result.mean >= until:
@@ -332,64 +370,55 @@ class _Run:
 
     def _saves_after(self) -> bool:
         """Whether the next iteration completes another --checkpoint.every-updates optimiser steps."""
-        every = self.config.checkpoint.every_updates
-        updates = self.learner.updates
+        every, updates = self.config.checkpoint.every_updates, self.updates
         return bool(every) and (updates + self.config.updates_per_iteration) // every > updates // every
 
     def _save_when_due(self, by_updates: bool) -> None:
-        """At an iteration's end, in the learner's thread, so that nothing moves meanwhile."""
+        """At an iteration's end, in a learner's thread, so that its policy does not move meanwhile."""
         every_s = 0.0 if self.config.deterministic else self.config.checkpoint.every_s
         if by_updates or (every_s and time.monotonic() - self._last_save >= every_s):
             self._save()
-        if by_updates and self.store.turns:
+        if by_updates and self.config.max_lag <= 1:
             # What follows must not depend on whether the process goes on or is a new one that resumed here.
-            self.sampler.request_reseed(derive_seed(self.config.seed, 3, self.learner.updates))
+            self.sampler.request_reseed(derive_seed(self.config.seed, 3, self.updates))
 
     def _save(self) -> None:
-        path = checkpoints.save(
-            self.run_dir / "checkpoints",
-            self.learner.updates,
-            self.model.state_dict(),
-            self.learner.optimizer.state_dict(),
-            self._state(),
-            keep=self.config.checkpoint.keep,
-        )
+        with contextlib.ExitStack() as stack:
+            for member in self.members:
+                stack.enter_context(member.lock)
+            first, *others = [member.saved() for member in self.members]
+            snapshots = dict(self.league.snapshots) if self.league else None
+            path = checkpoints.save(
+                self.run_dir / "checkpoints", self.updates, first.weights, first.optimizer, first.state | self._state(),
+                keep=self.config.checkpoint.keep, others=others, snapshots=snapshots,
+            )  # fmt: skip
         self._last_save = time.monotonic()
-        _LOG.debug("saved %s, params_sha %s", path, checkpoints.params_sha(self.model.state_dict()))
+        _LOG.debug("saved %s, params_sha %s", path, first.state["params_sha"])
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "learner": self.learner.counters(),
-            "episodes": self.tracker.state(),
-            "best_return": self.best_return if np.isfinite(self.best_return) else None,
-            "eval_mean": self._eval_mean,
+        """Of the run, besides its policies."""
+        state = {
+            "best_return": self.evaluated.best if np.isfinite(self.evaluated.best) else None,
+            "eval_mean": self.evaluated.last,
             "time_s": self._time_s(),
             "frame_skip": self.pool.spec.frame_skip,
             "reason": self._reason,
-            "params_sha": checkpoints.params_sha(self.model.state_dict()),
         }
+        return state | ({"league": self.league.state(), "leader": self.league.leader} if self.league else {})
 
     def _restore(self, saved: Checkpoint) -> None:
         changed = dict(changed_settings(from_toml(self.run_dir / "config.toml"), self.config))
         self._notes += [f"changed: {name} {old} -> {new}" for name, (old, new) in changed.items()]
-        checkpoints.load_weights(self.model, saved.weights, str(saved.path))
-        self.learner.optimizer.load_state_dict(saved.optimizer)
-        self.learner.configure_optimizer()  # the saved state brings its own settings along
+        if len(saved.policies) != len(self.members):
+            rule = f"cannot change when a run is resumed (it was {len(saved.policies)})"
+            raise ConfigError("population.members", len(self.members), rule, "Start a new run in another --run-dir.")
+        for member, policy in zip(self.members, saved.policies, strict=True):
+            member.restore(policy, str(saved.path), changed)
         state = saved.state
-        self.learner.load_counters(state["learner"])
-        # Saved values win, since schedules moved them, except those that were changed on purpose for this resume.
-        chosen, kept = vars(self.learner.hyper), state["learner"]["hyper"]
-        kept = {k: v for k, v in kept.items() if f"learner.{k}" not in changed}
-        self.learner.set_hyper(**{k: v for k, v in (chosen | kept).items() if k != "version"})
-        self.tracker.load_state(state["episodes"])
+        self.evaluated.last = state["eval_mean"]
         if state["best_return"] is not None:
-            self.best_return = float(state["best_return"])
+            self.evaluated.best = float(state["best_return"])
         self.previous_s = float(state["time_s"])
-        sha = checkpoints.params_sha(self.model.state_dict())
-        if sha != state["params_sha"]:
-            raise PronghornError(
-                f"{saved.path}: restored weights have params_sha {sha}, saved was {state['params_sha']}."
-            )
 
     def _write_config(self) -> None:
         checkpoints.write_atomically(self.run_dir / "config.toml", tomli_w.dumps(to_toml(self.config)).encode())
@@ -398,12 +427,14 @@ class _Run:
 
     # ------------------------------------------------------------ what it says
 
-    def _report(self) -> None:
+    def _report(self, *, last: bool = False) -> None:
         """One line of metrics over the interval since the last one."""
         with self._lock:
-            reports, self._reports = self._reports, []
+            reports = [member.reports for member in self.members]
+            for member in self.members:
+                member.reports = []
         now = time.monotonic()
-        steps, span = self.learner.steps, max(now - self._interval["start"], 1e-9)
+        steps, span = self.steps, max(now - self._interval["start"], 1e-9)
         if span >= 1.0:  # a last line just after another keeps its speed
             self._speed = (steps - self._interval["steps"]) / span
         speed, shares = self._speed, self._stage_shares(span)
@@ -412,46 +443,65 @@ class _Run:
             "time_s": round(self._time_s(), 3),
             "steps": steps,
             "frames": steps * skip,
-            "updates": self.learner.updates,
-            "iterations": self.learner.version,
+            "updates": self.updates,
+            "iterations": sum(m.learner.version for m in self.members),
             "steps_per_s": speed,
             "frames_per_s": speed * skip,
             "steps_sampled": self.sampler.num_steps,
             "worker_restarts": self.pool.restarts,
-            "unrolls_lost": self.store.num_discarded,
+            "unrolls_lost": sum(m.store.num_discarded for m in self.members),
+            "unrolls_voided": sum(m.store.num_voided for m in self.members),
             "remote_unrolls": 0,
             "world_size": 1,
-            "updates_skipped": self.learner.num_skipped,
-            "samples_dropped": self.learner.num_dropped,
-            "params_sha": checkpoints.params_sha(self.newest.tensors),
+            "updates_skipped": sum(m.learner.num_skipped for m in self.members),
+            "samples_dropped": sum(m.learner.num_dropped for m in self.members),
+            "params_sha": checkpoints.params_sha(self.members[0].newest.tensors),
             "stages": shares,
             "limiting_stage": limiting_stage(shares),
-            **self.tracker.snapshot(),
-            **merged(reports),
+            **self._episodes(),
+            **merged([report for of_member in reports for report in of_member]),
         }
-        if self._eval_mean is not None:
-            metrics["eval"] = {"mean": self._eval_mean}
+        if len(self.members) > 1:
+            for member, of_member in zip(self.members, reports, strict=True):
+                metrics |= {f"policy/{member.index}/{k}": v for k, v in member.report(of_member).items()}
+        if self.league:
+            self.league.write_ratings(last=last)
+            metrics |= self.league.report()
+        if self.evaluated.last is not None:
+            metrics["eval"] = {"mean": self.evaluated.last}
         self.writer.write(metrics)
         self.view.update(metrics)
         self._mark_interval()
 
+    def _episodes(self) -> dict[str, float]:
+        return pooled([member.tracker.snapshot() for member in self.members])
+
+    @property
+    def steps(self) -> int:
+        """Samples that have entered batches, of all members."""
+        return sum(member.learner.steps for member in self.members)
+
+    @property
+    def updates(self) -> int:
+        """Optimiser steps of all members."""
+        return sum(member.learner.updates for member in self.members)
+
     def _mark_interval(self) -> None:
         now = time.monotonic()
-        self._interval = {"start": now, "next": now + self.config.log.every_s, "steps": self.learner.steps}
-        self._stage_marks = {**_prefixed("sampler", self.sampler.seconds), **_prefixed("learner", self._learner_s)}
+        self._interval = {"start": now, "next": now + self.config.log.every_s, "steps": self.steps}
+        self._stage_marks = self._stage_seconds()
+
+    def _stage_seconds(self) -> dict[str, float]:
+        learner = {"wait": self._wait_s}
+        learner |= {stage: sum(m.seconds[stage] for m in self.members) for stage in self.members[0].seconds}
+        return {**_prefixed("sampler", self.sampler.seconds), **_prefixed("learner", learner)}
 
     def _stage_shares(self, span_s: float) -> dict[str, float]:
-        now = {**_prefixed("sampler", self.sampler.seconds), **_prefixed("learner", self._learner_s)}
-        spent = {name: value - self._stage_marks[name] for name, value in now.items()}
-        # A stage is booked when it ends, so one that began before the interval may be longer than it.
+        spent = {name: value - self._stage_marks[name] for name, value in self._stage_seconds().items()}
+        # A stage is booked when it ends, so one that began before the interval may be longer than it; and there may be
+        # several learners.
         whole = {t: max(span_s, sum(v for k, v in spent.items() if k.startswith(t))) for t in ("sampler", "learner")}
         return {name: value / whole[name.split(":")[0]] for name, value in spent.items()}
-
-    def _timed(self, stage: str, function: Any, *args: Any) -> Any:
-        start = time.perf_counter()
-        result = function(*args)
-        self._learner_s[stage] += time.perf_counter() - start
-        return result
 
     def _time_s(self) -> float:
         return self.previous_s + time.time() - self.started_at
@@ -478,15 +528,18 @@ class _Run:
             "%s %s on %s in %s",
             "resuming" if self.latest else "training",
             ", ".join(c.env_names),
-            self.device,
+            ", ".join(map(str, self._waits)),
             self.run_dir,
         )
         _LOG.info("environments: %d rows, %d frames a step. %s", rows, self.pool.spec.frame_skip, describe)
         seen = ", ".join(f"{name} ({leaf})" for name, leaf in self.pool.spec.observation.items())
         _LOG.info("observation: %s. action: %s", seen, self.pool.spec.action)
-        _LOG.info("model: %s parameters, arithmetic in %s", f"{self.model.num_parameters:,}", c.precision)
-        if self.device.type == "cuda":
-            _LOG.info("acting: %s", self.sampler.players[0].acting.describe())
+        first = self.members[0]
+        _LOG.info("model: %s parameters, arithmetic in %s", f"{first.model.num_parameters:,}", c.precision)
+        if first.device.type == "cuda":
+            _LOG.info("acting: %s", first.acting.describe())
+        if self.league:
+            _LOG.info("policies: %s", self.league.describe())
         batch = f"batches of {n.batch_unrolls} unrolls x {n.unroll_length} steps = {c.batch_samples} samples"
         if n.replay_fraction:
             batch += f", {n.batch_unrolls - c.fresh_unrolls} of the unrolls from replay of the last {n.replay_unrolls}"
@@ -503,11 +556,11 @@ class _Run:
         _LOG.warning("neither a step nor an update for %g s:\n  %s", seconds, "\n  ".join(state))
 
     def _result(self) -> Result:
-        steps, snapshot = self.learner.steps, self.tracker.snapshot()
+        steps, snapshot = self.steps, self._episodes()
         code = {"output closed": READER_GONE, "signal": self.signals.number and self.signals.exit_code}
         return Result(
-            self.run_dir, steps, steps * self.pool.spec.frame_skip, self.learner.updates, self._time_s(), self._reason,
-            snapshot.get("return_mean"), self._eval_mean, code.get(self._reason, 0),
+            self.run_dir, steps, steps * self.pool.spec.frame_skip, self.updates, self._time_s(), self._reason,
+            snapshot.get("return_mean"), self.evaluated.last, code.get(self._reason, 0),
         )  # fmt: skip
 
 
@@ -515,7 +568,8 @@ def _already_finished(config: Config, latest: Checkpoint | None) -> Result | Non
     """The result of a run that reached its limit before, so that there is nothing to do."""
     if latest is None:
         return None
-    state, steps, until = latest.state, int(latest.state["learner"]["steps"]), config.eval.until_return
+    state, until = latest.state, config.eval.until_return
+    steps = sum(int(policy.state["learner"]["steps"]) for policy in latest.policies)
     frames = steps * int(state["frame_skip"])
     if config.steps is not None and steps >= config.steps:
         what = f"{steps:,} of {config.steps:,} steps"

@@ -1,0 +1,352 @@
+"""The league: carries out what matchmaker, ratings and population-based training decide about the members of a run.
+
+They take numbers and return decisions (pronghorn.population); here are the policies that these are about. Threads: the
+sampler's asks for seats, a learner's reports after each iteration, the main one writes ratings. One lock keeps the
+decisions in order. Where a member's lock is needed too, it is taken first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronghorn.config import Config, Hyperparameters, derive_seed
+from pronghorn.errors import ConfigError
+from pronghorn.evaluation.players import load_player
+from pronghorn.population.matchmaking import Match, Matchmaker, Player
+from pronghorn.population.pbt import PBT, REWARD, Decision, check_layout
+from pronghorn.population.ratings import Outcome, Rating, Ratings
+from pronghorn.training.checkpoint import Checkpoint, Frozen, write_atomically
+from pronghorn.training.guests import Guests
+from pronghorn.training.member import Member
+from pronghorn.training.sampler import Seats
+from pronghorn.training.seats import DealtSeats, MatchSeats, Result
+from pronghorn.types import EnvSpec, Pool, Ready
+
+POPULATION_FILE, RATINGS_FILE = "population.jsonl", "ratings.jsonl"
+RATINGS_EVERY_S = 10.0
+_POINTS: dict[Outcome, float] = {"win": 1.0, "draw": 0.5, "loss": 0.0}
+
+
+class League:
+    """All that members of a run have to do with each other and with those who are not trained."""
+
+    def __init__(
+        self, config: Config, pool: Pool, members: Sequence[Member], guests: Guests, seed: int,
+        time_s: Callable[[], float],
+    ) -> None:  # fmt: skip
+        """seed: of what may differ in a resumed run. time_s: seconds that the run has taken, over resumes.
+
+        Raises ConfigError for what this environment cannot do.
+        """
+        self.config, self.pool, self.members, self.guests = config, pool, list(members), guests
+        self.run_dir, self._time_s = config.run_path, time_s
+        self._lock = threading.RLock()
+        spec, plays_games = pool.spec, bool(pool.spec.agents)
+        check_population(config, spec)
+        self._names = [f"member:{i}" for i in range(len(members))]
+        self._base = base_values(config, spec)
+        self.pbt = PBT(config.population, self._base, derive_seed(config.seed, 10)) if len(members) > 1 else None
+        self.matchmaker: Matchmaker | None = None
+        self.ratings = Ratings()
+        if plays_games:
+            seeds = derive_seed(seed, 11)
+            self.matchmaker = Matchmaker(config.selfplay, spec.rows_per_env, len(members), seeds)
+        self.active = list(range(len(members)))
+        self.snapshots: dict[str, Frozen] = {}
+        self._points: list[deque[float]] = [deque(maxlen=config.population.objective_episodes) for _ in members]
+        self._rewards: list[dict[str, float]] = [{} for _ in members]
+        self._rewards_of_env: dict[int, Any] = {}
+        self._fitted: dict[str, Rating] = {}
+        self._next_ratings_s = 0.0
+        self._matches: MatchSeats | None = None
+        if self.matchmaker:
+            self._matches = MatchSeats(self.matchmaker, self, len(members), lambda: self.active)
+        dealt = DealtSeats(len(pool.tasks), lambda: self.active, self._begin_row)
+        self.seats: Seats = _Locked(self._matches or dealt, self._lock)
+
+    def start(self, saved: Checkpoint | None) -> None:
+        """Begin, or go on from a checkpoint; before anybody acts."""
+        for i, name in enumerate(self.config.selfplay.scripts):
+            script = load_player(name).begin(self.pool, derive_seed(self.config.seed, 12, i))
+            self.guests.add_script(f"script:{name}", script)
+        if saved is not None:
+            self._load(saved)
+            return
+        for name in self._names if self.matchmaker else ():
+            self.ratings.add(name)
+        for name in self.config.selfplay.scripts:
+            self.ratings.add(f"script:{name}")
+        if self.pbt:
+            self._apply(self.pbt.start())
+        for member in self.members:
+            self._take_snapshot(member)
+
+    # ------------------------------------------------------------ matches (the sampler's thread)
+
+    def begin(self, env: int, match: Match) -> None:
+        """See `seats.Host`."""
+        sides = [p.member if learns else match.learner for p, learns in zip(match.players, match.learns, strict=True)]
+        tables = [self._rewards[member] for member in sides]
+        self._set_rewards(env, tables)
+
+    def guest(self, player: Player) -> str:
+        """See `seats.Host`. A member that rests plays with the weights that it has now."""
+        if player.kind != "member":
+            return str(player)
+        member = self.members[player.member]
+        name = f"{player}#{member.lineage}.{member.learner.version}"
+        self.guests.add(name, member.newest.tensors)
+        return name
+
+    def seat(self, rows: NDArray[np.int64], guest: str) -> None:
+        """See `seats.Host`."""
+        self.guests.seat(rows, guest)
+
+    def results(self, games: Sequence[Result]) -> None:
+        """See `seats.Host`."""
+        for first, second, outcome in games:
+            self.ratings.record(first, second, outcome)
+            for player, points in ((first, _POINTS[outcome]), (second, 1.0 - _POINTS[outcome])):
+                if player in self._names:
+                    self._points[self._names.index(player)].append(points)
+
+    def _begin_row(self, row: int, member: int) -> None:
+        self._set_rewards(row // self.pool.spec.rows_per_env, [self._rewards[member]])
+
+    def _set_rewards(self, env: int, tables: list[dict[str, float]]) -> None:
+        """Weights of shaped rewards for each side of an environment, where they differ from what it has."""
+        if any(tables) and self._rewards_of_env.get(env) != tables:
+            self._rewards_of_env[env] = [dict(table) for table in tables]
+            self.pool.set_option("rewards", tables if len(tables) > 1 else tables[0], env=env)
+
+    # ------------------------------------------------------------ after an iteration (a learner's thread)
+
+    def after_iteration(self, member: Member) -> None:
+        """Keep a snapshot if one is due; end a round of the population if this member was the last to arrive."""
+        with contextlib.ExitStack() as stack:
+            if self.pbt:  # its decisions copy members, so all must stand still
+                for other in self.members:
+                    stack.enter_context(other.lock)
+            stack.enter_context(self._lock)
+            self._take_snapshot(member)
+            self._forget_absent()
+            if self.pbt:
+                frames = member.learner.steps * self.pool.spec.frame_skip
+                late = frames >= self.pbt.round_frames
+                objective = self.objective(member) if late else None
+                self._apply(self.pbt.report(member.index, frames, member.tracker.num_episodes, objective))
+                self.active = self.pbt.active(self.active) or self.active
+
+    def objective(self, member: Member) -> float | None:
+        """What members are compared by; None while there is none."""
+        settings = self.config.population
+        if settings.objective == "win_rate":
+            points = self._points[member.index]
+            return float(np.mean(points)) if points else None
+        if settings.objective == "rating":
+            return self.ratings.fit()[self._names[member.index]].elo
+        return member.tracker.recent(settings.objective, settings.objective_episodes)
+
+    def _take_snapshot(self, member: Member) -> None:
+        if self.matchmaker is None or not self.matchmaker.snapshot_due(member.index, member.learner.steps):
+            return
+        snapshot, _ = self.matchmaker.add_snapshot(member.index, member.learner.steps)
+        member.newest.ready.sync()
+        self._freeze(snapshot, Frozen(member.newest.tensors))
+        self.ratings.freeze(self._names[member.index], str(snapshot))
+
+    def _freeze(self, snapshot: Player, frozen: Frozen) -> None:
+        self.snapshots[snapshot.name] = frozen
+        self.guests.add(str(snapshot), frozen.weights)
+
+    def _forget_absent(self) -> None:
+        """Forget the weights of those who are neither in the pool nor in a game."""
+        if self.matchmaker is None or self._matches is None:
+            return
+        pool = {player.name for player in self.matchmaker.pool}
+        for name in self.snapshots.keys() - pool:
+            del self.snapshots[name]
+        self.guests.keep({f"snapshot:{name}" for name in pool} | self._matches.guests())
+
+    def _apply(self, decisions: Sequence[Decision]) -> None:
+        """Write them down, then carry them out in their order. All locks are held, or no thread runs yet."""
+        if not decisions:
+            return
+        steps = sum(member.learner.steps for member in self.members)
+        lines = [json.dumps({"time_s": round(self._time_s(), 3), "steps": steps, **d.to_json()}) for d in decisions]
+        _append(self.run_dir / POPULATION_FILE, lines)
+        for decision in decisions:
+            member = self.members[decision.member]
+            if decision.donor is not None:
+                member.become(self.members[decision.donor])
+                self._points[member.index].clear()
+                if self.matchmaker:
+                    self.matchmaker.overwrite(member.index, decision.donor)
+                    self.ratings.branch(self._names[member.index], self._names[decision.donor])
+            self._set_hyper(member, decision.hyper)
+
+    def _set_hyper(self, member: Member, hyper: Mapping[str, float]) -> None:
+        member.learner.set_hyper(**{k: v for k, v in hyper.items() if not k.startswith(REWARD)})
+        self._rewards[member.index] = {k[len(REWARD) :]: v for k, v in hyper.items() if k.startswith(REWARD)}
+
+    # ------------------------------------------------------------ what it says (the main thread)
+
+    @property
+    def leader(self) -> int:
+        """The member that is best by the objective, as far as known."""
+
+        def known(member: Member) -> float:
+            if self.config.population.objective == "rating":  # as they were fitted last
+                rating = self._fitted.get(self._names[member.index])
+                return rating.elo if rating else -np.inf
+            objective = self.objective(member)
+            return -np.inf if objective is None else objective
+
+        with self._lock:
+            return max(self.members, key=lambda member: (known(member), -member.index)).index
+
+    def describe(self) -> str:
+        """In a few words, for the run's header."""
+        s, words = self.config.selfplay, []
+        if self.pbt:
+            p = self.config.population
+            words.append(f"{p.members}, {p.num_slots} at a time, compared by {p.objective}")
+            words.append(f"first after {p.burn_in_frames:,} frames each, then every {p.period_frames:,}")
+        if self.matchmaker:
+            kinds = {"itself": s.self_weight, "other policies": s.member_weight, "snapshots": s.snapshot_weight,
+                     "scripts": s.script_weight}  # fmt: skip
+            total = sum(kinds.values())
+            words.append("opponents: " + ", ".join(f"{w / total:.0%} {kind}" for kind, w in kinds.items() if w))
+        return "; ".join(words)
+
+    def report(self) -> dict[str, float]:
+        """Of each policy, by its number: what metrics.jsonl has of it."""
+        out: dict[str, float] = {}
+        with self._lock:
+            for i, name in enumerate(self._names):
+                if self._points[i]:
+                    out[f"policy/{i}/win_rate"] = float(np.mean(self._points[i]))
+                if name in self._fitted:
+                    out[f"policy/{i}/rating"] = self._fitted[name].elo
+            if self.matchmaker:
+                out["pool_size"] = len(self.snapshots)
+            if self.pbt:
+                out["population_round"] = self.pbt.round
+        return out
+
+    def write_ratings(self, *, last: bool = False) -> None:
+        """A line of ratings.jsonl if it is time: to fit all games again takes some milliseconds."""
+        if self.matchmaker is None or (time.monotonic() < self._next_ratings_s and not last):
+            return
+        with self._lock:
+            games = self.ratings.state()
+            pool = [str(player) for player in self.matchmaker.pool]
+        if not games["games"]:
+            return
+        copy = Ratings()
+        copy.load_state(games)
+        self._fitted = copy.fit()
+        known = {name: {"elo": r.elo, "stderr": r.stderr, "games": r.games} for name, r in self._fitted.items()}
+        steps = sum(member.learner.steps for member in self.members)
+        line = {"time_s": round(self._time_s(), 3), "steps": steps, "ratings": known, "pool": pool}
+        _append(self.run_dir / RATINGS_FILE, [json.dumps(line)])
+        self._next_ratings_s = time.monotonic() + RATINGS_EVERY_S
+
+    # ------------------------------------------------------------ files
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it, as JSON values. Matches in progress are left out: their games begin anew."""
+        with self._lock:
+            out: dict[str, Any] = {"points": [list(points) for points in self._points], "active": self.active}
+            if self.matchmaker:
+                out |= {"matchmaker": self.matchmaker.state() | {"matches": []}, "ratings": self.ratings.state()}
+            if self.pbt:
+                out["pbt"] = self.pbt.state()
+            return out
+
+    def _load(self, saved: Checkpoint) -> None:
+        state = saved.state.get("league")
+        if state is None or len(state["points"]) != len(self.members):
+            rule = "cannot change when a run is resumed"
+            raise ConfigError("population.members, selfplay", len(self.members), rule, "Start a new run.")
+        for own, points in zip(self._points, state["points"], strict=True):
+            own.extend(points)
+        self.active = [int(i) for i in state["active"]]
+        if self.pbt:
+            self.pbt.load_state(state["pbt"])
+            for member in self.members:
+                self._set_hyper(member, self.pbt.hyper(member.index))
+            rounds = self.pbt.round
+            _cut(self.run_dir / POPULATION_FILE, lambda line: line["round"] <= rounds)
+        if self.matchmaker:
+            self.matchmaker.load_state(state["matchmaker"])
+            self.ratings.load_state(state["ratings"])
+            for player in self.matchmaker.pool:
+                self._freeze(player, saved.snapshots[player.name])
+            steps = sum(policy.state["learner"]["steps"] for policy in saved.policies)
+            _cut(self.run_dir / RATINGS_FILE, lambda line: line["steps"] <= steps)
+
+
+class _Locked:
+    """Seats that are taken under the league's lock."""
+
+    def __init__(self, seats: Seats, lock: AbstractContextManager[Any]) -> None:
+        self._seats, self._lock = seats, lock
+
+    def take(self, ready: Ready, begins: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """See `Seats`."""
+        with self._lock:
+            return self._seats.take(ready, begins)
+
+
+def base_values(config: Config, spec: EnvSpec) -> dict[str, float]:
+    """All values that may change while a run goes on, at its start."""
+    hyper = {k: float(v) for k, v in vars(Hyperparameters.from_config(config)).items() if k != "version"}
+    return hyper | {REWARD + name: float(weight) for name, weight in spec.rewards.items()}
+
+
+def check_population(config: Config, spec: EnvSpec) -> None:
+    """Rules between the sections of a resolved config and its environment. Raises ConfigError."""
+    selfplay, population = config.selfplay, config.population
+    if selfplay.meets_others and not spec.agents:
+        rule = "has no several agents that could meet each other"
+        raise ConfigError("env.id", config.env.id, rule, "Use a game of several agents, or drop the selfplay settings.")
+    if population.members > 1:
+        num_envs = config.num_envs if spec.agents else config.num_envs * spec.rows_per_env
+        schedule = config.learner.lr_schedule
+        check_layout(population, num_envs=num_envs, lr_schedule=schedule, has_matches=selfplay.meets_others,
+                     member_weight=selfplay.member_weight)  # fmt: skip
+    if "epochs" in population.mutable and population.members > 1 and config.learner.epochs < 2:
+        rule = "is mutable, and must then begin at 2 or more"
+        raise ConfigError("learner.epochs", config.learner.epochs, rule, "Add --learner.epochs 2.")
+
+
+def _append(path: Path, lines: Sequence[str]) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _cut(path: Path, keep: Any) -> None:
+    """Leave out the lines of what will be done again, and any that a crash tore."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            if keep(json.loads(line)):
+                kept.append(line + "\n")
+    write_atomically(path, "".join(kept).encode())
