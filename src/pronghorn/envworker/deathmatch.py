@@ -344,6 +344,8 @@ class MatchEnv:
         step = VectorStep(obs, rewards, ends, np.zeros_like(ends))
         step.info = self._info(results)
         step.stats = dict(enumerate(results or ()))
+        if results is not None:
+            step.games = {0: [result[OUTCOME] for result in results]}
         return step
 
     def _info(self, results: Optional[List[Dict[str, float]]]) -> Dict[str, NDArray[Any]]:
