@@ -112,6 +112,7 @@ class EnvSpec:
     info: tuple[str, ...] = ()  # names of the declared numeric info fields
     render_fps: float = 30.0
     name: str = ""
+    is_game: bool = False  # the rows of an environment are the agents of one game, and its end is told in records
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> EnvSpec:
@@ -137,6 +138,7 @@ class EnvSpec:
             tuple(raw.get("info", ())),
             float(raw.get("render_fps", 30.0)),
             str(raw.get("name", "")),
+            bool(raw.get("is_game", False)),
         )
 
 

@@ -78,6 +78,7 @@ class AgentsEnv(RowsEnv):
         self._held: Dict[int, End] = {}  # by row: ends that are not delivered yet
         self._game = Game(self.count)
         self.spec = self._spec(self._spaces.observation, self._spaces.action, rows_wait=True)
+        self.spec["is_game"] = True
         if self.count <= MAX_NAMED_AGENTS:
             self.spec["agents"] = [str(agent) for agent in self.agents]
 

@@ -176,6 +176,7 @@ class Players:
             "observation": doom.leaves(height, width, NUM_MEASUREMENTS if self._has_measurements else 0),
             "action": {"discrete": [len(factor) for factor in FACTORS], "low": [], "high": []},
             "rows_per_env": self.num_agents,
+            "is_game": self.num_agents > 1,
             "rows_wait": False,
             "frame_skip": self.frame_skip,
             "info": [OUTCOME, "frags", "deaths"],

@@ -242,7 +242,8 @@ class ManyRows:
 
     def _record(self, i: int, step: Any) -> Dict[str, Any]:
         """Of the episode that ended in one of the rows; what every episode has is there by the agent's name as well."""
-        record = dict(step.stats.get(i, {}), length=int(self.episode_steps[i]), **{"return": float(self.episode_return[i])})
+        own = {"length": int(self.episode_steps[i]), "return": float(self.episode_return[i])}
+        record: Dict[str, Any] = {**step.stats.get(i, {}), **own}
         if self._agents:
             by_agent = {"%s/%s" % (name, self._agents[i]): record[name] for name in BY_AGENT if name in record}
             record.update(by_agent)
