@@ -44,6 +44,7 @@ def pronghorn(*argv: str, timeout_s: float = 60.0) -> tuple[int, str, float]:
         (["train", "gym:CartPole-v1", "--max-lag", "-1"], 2, "more runs free"),
         (["tarin", "doom:basic"], 2, "no command 'tarin'"),
         (["eval", "/no/such/run"], 2, "no run directory"),
+        (["match", "/no/such/run", "random"], 2, "There is no run directory '/no/such/run'. A player is"),
     ],
     ids=lambda x: "-".join(x[:2]) if isinstance(x, list) else None,
 )
@@ -99,7 +100,7 @@ def test_the_environment_of_the_command_line_wins_over_that_of_a_file(tmp_path: 
     assert (named.env.id, named.env.workers, named.threads) == ("gym:Acrobot-v1", 3, 1)
 
 
-@pytest.mark.parametrize("command", ["train", "bench", "eval", "record", "watch", "report"])
+@pytest.mark.parametrize("command", ["train", "bench", "eval", "match", "record", "watch", "report"])
 def test_every_command_explains_itself(command: str) -> None:
     code, output, _ = pronghorn(command, "--help")
     assert code == 0

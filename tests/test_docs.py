@@ -54,4 +54,4 @@ def test_the_shell_commands_of_the_readme_exist() -> None:
     with pytest.raises(Exception, match="Commands: "):
         run(["nonsense"])
     named = set(re.findall(r"^pronghorn (\w+)", (ROOT / "README.md").read_text(), re.M))
-    assert named <= {"train", "bench", "eval", "record", "report", "watch", "envs", "doctor"}
+    assert named <= {"train", "bench", "eval", "match", "record", "report", "watch", "envs", "doctor"}

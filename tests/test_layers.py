@@ -98,7 +98,8 @@ def test_at_most_70_source_files() -> None:
     no steps at all; a GPU is its order of work (device), acting on it (apart from what the sampler records), and
     optimiser steps as graphs (apart from what they compute); and a Doom match is the engines that play it, the players
     as rows of an environment, and the rewards that those of one player share. One policy's rows are apart from the rows
-    of all (player, sampler).
+    of all (player, sampler). Games between players (match) are no episodes of one policy, and who can be a player
+    (players) no matter of how games are dealt and counted.
     """
     assert len([f for f in FILES if f.name != "__init__.py"]) <= 70
 

@@ -30,6 +30,7 @@ _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at
   pronghorn train ENV [options]     train an agent, e.g. pronghorn train doom:basic --minutes 10
   pronghorn bench ENV               how close training comes to what this machine can do, and what limits it
   pronghorn eval RUN                play episodes and report the mean return with its uncertainty
+  pronghorn match A B …             play games between runs, scripts and random: head-to-head results and ratings
   pronghorn record RUN --out F.mp4  write a video of the agent (needs no display)
   pronghorn watch RUN               show the agent playing in the terminal
   pronghorn report RUN … --out F    learning curves, throughput and video in one HTML page
@@ -105,6 +106,29 @@ class EvalArgs:
 
 
 @dataclass(frozen=True)
+class MatchArgs:
+    """Play games between every two of several players, in half of them with sides swapped: head-to-head results with
+    95 % intervals, and Elo ratings with standard errors."""
+
+    players: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PLAYER")]
+    """Run directories; random (uniform actions among those allowed); or functions of scripts, module.path:function or
+    path/file.py:function, as docs/agents.md describes them."""
+    games: int = 100
+    """Games between every two players; every environment plays a fixed share of them."""
+    env: str = ""
+    """Environment to play in, where no player is a run, or runs were trained in different ones; else that of the runs.
+    Its settings are those of the first run that was trained in it, else the defaults."""
+    best: bool = False
+    """Use the best evaluated checkpoints of runs instead of the last ones."""
+    deterministic: bool = False
+    """Take runs' most probable actions instead of samples."""
+    seed: int = 1000
+    """Seed of environments and actions."""
+    json: bool = False
+    """Print one JSON object; progress goes to the standard error."""
+
+
+@dataclass(frozen=True)
 class RecordArgs:
     """Write a video (mp4) of a trained policy. Works without a display."""
 
@@ -173,8 +197,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: Sequence[str]) -> int:
     """Run the command that `argv` names; the exit code."""
     commands: dict[str, Callable[[list[str]], int]] = {
-        "train": _train, "bench": _bench, "eval": _eval, "record": _record, "watch": _watch, "report": _report,
-        "envs": _envs, "doctor": _doctor,
+        "train": _train, "bench": _bench, "eval": _eval, "match": _match, "record": _record, "watch": _watch,
+        "report": _report, "envs": _envs, "doctor": _doctor,
     }  # fmt: skip
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_USAGE)
@@ -309,6 +333,25 @@ def _eval(argv: list[str]) -> int:
         print(f"  {task}: {score:.4g} % of human (0 %: random)")
     if random is not None:
         print(f"  a random policy: {random:.4g}")
+    return 0
+
+
+def _match(argv: list[str]) -> int:
+    args = _parse(MatchArgs, argv, "match")
+    _quiet_thread_pools()
+    from pronghorn.evaluation.match import match_config, play_matches, table
+    from pronghorn.evaluation.players import load_player
+
+    players = [load_player(text, best=args.best, deterministic=args.deterministic) for text in args.players]
+    config = match_config(players, args.env)
+    ratings = play_matches(
+        players, config, games=args.games, seed=args.seed, say=lambda line: print(line, file=sys.stderr)
+    )
+    if args.json:
+        print(json.dumps({"env": config.env.id, "seed": args.seed, **ratings.to_json()}))
+        return 0
+    print(f"{config.env.id}: {args.games} games a pair, each player on each side in half of them")
+    print(table(ratings))
     return 0
 
 

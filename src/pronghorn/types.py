@@ -112,6 +112,7 @@ class EnvSpec:
     info: tuple[str, ...] = ()  # names of the declared numeric info fields
     render_fps: float = 30.0
     name: str = ""
+    is_game: bool = False  # the rows of an environment are the agents of one game, and its end is told in records
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> EnvSpec:
@@ -137,6 +138,7 @@ class EnvSpec:
             tuple(raw.get("info", ())),
             float(raw.get("render_fps", 30.0)),
             str(raw.get("name", "")),
+            bool(raw.get("is_game", False)),
         )
 
 
@@ -148,6 +150,9 @@ class Ready:
     episode_over: the real end of an episode; differs from LAST at a life loss, which is a training boundary
         without reset and without statistics.
     final_index: [M] positions in `rows` whose episode was truncated; final_obs: their last observations [M, ...].
+    records: of each episode that ended, its row and the environment's own numbers. Where the rows of an environment are
+        the agents of a game, the first record after a game's end also has "outcomes": what the game declared for each
+        row of the environment (1, 0, -1, or None), those included that had no turn in it and so no record.
     """
 
     rows: NDArray[np.int64]

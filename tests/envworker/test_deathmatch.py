@@ -104,6 +104,7 @@ def test_the_time_limit_of_a_match_is_terminated_for_all_and_the_next_begins_at_
     assert np.isnan(steps[1].info["outcome"]).all()
     assert steps[2].info["outcome"].tolist() == [0.0, 0.0]
     assert {row: (stats["outcome"], stats["frags"]) for row, stats in steps[2].stats.items()} == {0: (0, 0), 1: (0, 0)}
+    assert [step.games for step in steps[:3]] == [{}, {}, {0: [0.0, 0.0]}]
     left = [step.obs["measurements"][0, -1] for step in (first, *steps)]
     np.testing.assert_allclose(left, [1.0, 3 / 5, 1 / 5, 1.0, 3 / 5], rtol=1e-6)
 

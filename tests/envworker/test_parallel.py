@@ -257,6 +257,28 @@ def test_agents_that_act_at_once_declare_their_outcome_or_have_none():
         assert all(numbers == expected for numbers in stats)
 
 
+@pytest.mark.case("MAS-19")
+def test_each_game_is_told_once_with_the_outcome_of_every_row():
+    """Agents end on moves of their own; all records come with the reset, the outcomes with the first of them."""
+
+    class Numbered(Mortals):
+        def step(self, actions):
+            obs, rewards, ends, limit, infos = super().step(actions)
+            outcomes = {agent: {"outcome": 1 if self.possible_agents.index(agent) == 2 else -1} for agent in infos}
+            return obs, rewards, ends, limit, outcomes
+
+    env = flat(Numbered())
+    env.reset(0)
+    told, ended = [], 0
+    for _ in range(60):
+        step = env.step(*zeros(env))
+        assert step.games.keys() <= step.stats.keys()
+        told += step.games.values()
+        ended += step.episode_over.any()
+    assert ended >= 2
+    assert told == [[-1.0 if row != 2 else 1.0 for row in range(env.count)]] * ended
+
+
 @pytest.mark.parametrize(
     ("methods", "match"),
     [

@@ -336,6 +336,38 @@ def test_an_outcome_that_still_waits_is_not_that_of_the_game_after_it():
     assert [step[2] for step in lives[1][0]] == [1, 0]  # the -1 of a game that it had no turn in belongs to no action
 
 
+@pytest.mark.case("MAS-19")
+@pytest.mark.parametrize("declares", [False, True])
+def test_each_game_is_told_once_with_the_outcomes_also_of_who_had_no_turn(declares):
+    """Games 0, 2, ... take 4 moves and 'b' wins; in the others 'a' wins with the first move."""
+
+    class Folds(Circle):
+        def reset(self, seed=None, options=None):
+            super().reset(seed, options)
+            self.length = 1 if self.episode % 2 else 4
+            sign = 1 if self.episode % 2 else -1
+            self.gifts = {"1": {"a": sign, "b": 0 if declares else -sign}}
+            self.last_infos = {"a": {"outcome": sign}, "b": {"outcome": -sign}} if declares else {}
+
+    env = flat(Folds())
+    step, told = env.reset(3), []
+    for _ in range(31):
+        (row,) = np.flatnonzero(step.event != INACTIVE)
+        told += list(step.games.items())
+        step = advance(env, row, 0)
+    assert told == [(0, [-1.0, 1.0]), (0, [1.0, -1.0])] * 6
+
+
+def test_a_game_that_declares_nothing_is_told_without_outcomes():
+    env = flat(Circle(num_agents=3))
+    step, told = env.reset(3), []
+    for _ in range(14):
+        (row,) = np.flatnonzero(step.event != INACTIVE)
+        told += list(step.games.items())
+        step = advance(env, row, 0)
+    assert told == [(0, [None, None, None])] * 2
+
+
 def test_games_of_more_than_two_tell_no_outcome_of_their_own():
     _, stats = played(flat(Circle(num_agents=3, gifts={"1": {"a": 2, "b": -1, "c": -1}})), 14)
     assert stats

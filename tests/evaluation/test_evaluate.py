@@ -16,11 +16,11 @@ from playing import TOYS
 from pronghorn.config import Config, replace
 from pronghorn.defaults import resolve
 from pronghorn.evaluation.evaluate import (
-    _quota,
     bootstrap_iqm,
     evaluate,
     human_normalized,
     interquartile_mean,
+    quota,
     random_actions,
 )
 from pronghorn.evaluation.policy import Policy, build_model
@@ -91,10 +91,10 @@ def test_names_of_games_and_levels() -> None:
 def test_episodes_are_dealt_to_all_tasks() -> None:
     """More rows than episodes, and rows of a task that lie together: both tasks are played."""
     together = np.repeat([0, 1], 32)
-    quota = _quota(together, 20)
-    assert [quota[together == task].sum() for task in (0, 1)] == [10, 10]
-    assert _quota(np.array([0, 1, 0, 1]), 10).tolist() == [3, 3, 2, 2]
-    assert _quota(np.zeros(3, np.int64), 7).tolist() == [3, 2, 2]
+    shares = quota(together, 20)
+    assert [shares[together == task].sum() for task in (0, 1)] == [10, 10]
+    assert quota(np.array([0, 1, 0, 1]), 10).tolist() == [3, 3, 2, 2]
+    assert quota(np.zeros(3, np.int64), 7).tolist() == [3, 2, 2]
 
 
 @pytest.mark.timeout(60)

@@ -6,7 +6,7 @@ It steps no environment; `parallel` and `turns` do.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -20,6 +20,16 @@ MAX_NAMED_AGENTS = 16  # up to here each has statistics of its own
 OUTCOME = "outcome"  # the info entry, and the entry of an episode's record, that say who won: 1, 0 (a draw) or -1
 
 
+class Game:
+    """One game of all rows: what it declared for each (1, 0, -1, or None), whether it is over, and was told of."""
+
+    __slots__ = ("outcomes", "over", "told")
+
+    def __init__(self, count: int) -> None:
+        self.outcomes: List[Optional[float]] = [None] * count
+        self.over = self.told = False
+
+
 class End(NamedTuple):
     """An agent's last record, which waits for the observation that the agent begins anew with."""
 
@@ -29,6 +39,7 @@ class End(NamedTuple):
     leaves: Dict[str, Any]  # of the final observation; empty where it is not known and not needed
     info: Mapping[str, Any]
     stats: Dict[str, float]  # numbers for the record of the episode
+    game: Game
 
 
 class AgentsEnv(RowsEnv):
@@ -65,7 +76,9 @@ class AgentsEnv(RowsEnv):
             env, self.class_name, obs_keys, image_layout, pad=pad_spaces, info_mask=self._masks_in_infos()
         )
         self._held: Dict[int, End] = {}  # by row: ends that are not delivered yet
+        self._game = Game(self.count)
         self.spec = self._spec(self._spaces.observation, self._spaces.action, rows_wait=True)
+        self.spec["is_game"] = True
         if self.count <= MAX_NAMED_AGENTS:
             self.spec["agents"] = [str(agent) for agent in self.agents]
 
@@ -100,6 +113,8 @@ class AgentsEnv(RowsEnv):
                 _put(step.final_obs, row, end.leaves)
             self._put_info(step, row, end.info)
             step.stats[row] = end.stats
+            if end.game.over and not end.game.told:
+                step.games[row], end.game.told = end.game.outcomes, True
 
     def _hold(
         self, row: int, reward: float, flags: Tuple[bool, bool], leaves: Dict[str, Any], info: Mapping[str, Any]
@@ -111,14 +126,22 @@ class AgentsEnv(RowsEnv):
                 "%s truncated '%s' without an observation; the value of the last one stands for what was cut off"
                 % (self.class_name, self.agents[row])
             )
+        self._declare(row, info)
+        stats = {str(key): float(value) for key, value in info.items() if is_number(value)}
+        cut = truncated and not terminated
+        self._held[row] = End(reward, terminated, cut, leaves, dict(info), stats, self._game)
+
+    def _declare(self, row: int, info: Mapping[str, Any]) -> None:
+        """Take what an agent's last info says of who won."""
         outcome = info.get(OUTCOME)
-        if outcome is not None and not (is_number(outcome) and float(outcome) in (-1.0, 0.0, 1.0)):
+        if outcome is None:
+            return
+        if not (is_number(outcome) and float(outcome) in (-1.0, 0.0, 1.0)):
             raise ContractBroken(
                 "%s: info['%s'] of '%s' is %r; it is 1 for a win, 0 for a draw, -1 for a loss"
                 % (self.class_name, OUTCOME, self.agents[row], outcome)
             )
-        stats = {str(key): float(value) for key, value in info.items() if is_number(value)}
-        self._held[row] = End(reward, terminated, truncated and not terminated, leaves, dict(info), stats)
+        self._game.outcomes[row] = float(outcome)
 
     def _put_info(self, step: VectorStep, row: int, info: Mapping[str, Any]) -> None:
         for name, column in step.info.items():

@@ -4,7 +4,8 @@ A flat environment (`FlatEnv`, by duck typing) is any object with
 
     spec          dict: {"observation": {leaf: {"shape", "dtype", "kind", "layout", "low", "high", "n"}},
                          "action": {"discrete": [n, ...], "low": [...], "high": [...]}, "rows_per_env": 1,
-                         "frame_skip": k, "info": [names], "render_fps": f, "name": s, "agents": [names of rows]}
+                         "frame_skip": k, "info": [names], "render_fps": f, "name": s, "agents": [names of rows],
+                         "is_game": whether several rows are the agents of one game}
     reset(seed)   seed: int or None -> {leaf: array}
     step(discrete, continuous)      discrete: int64 [D], 0-based; continuous: float32 [C] ->
                   (obs, reward, terminated, truncated, episode_over, info)

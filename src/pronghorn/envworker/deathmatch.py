@@ -176,6 +176,7 @@ class Players:
             "observation": doom.leaves(height, width, NUM_MEASUREMENTS if self._has_measurements else 0),
             "action": {"discrete": [len(factor) for factor in FACTORS], "low": [], "high": []},
             "rows_per_env": self.num_agents,
+            "is_game": self.num_agents > 1,
             "rows_wait": False,
             "frame_skip": self.frame_skip,
             "info": [OUTCOME, "frags", "deaths"],
@@ -344,6 +345,8 @@ class MatchEnv:
         step = VectorStep(obs, rewards, ends, np.zeros_like(ends))
         step.info = self._info(results)
         step.stats = dict(enumerate(results or ()))
+        if results is not None:
+            step.games = {0: [result[OUTCOME] for result in results]}
         return step
 
     def _info(self, results: Optional[List[Dict[str, float]]]) -> Dict[str, NDArray[Any]]:

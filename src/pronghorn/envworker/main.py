@@ -73,6 +73,7 @@ START, ATTACH, STEP, RESEED, OPTION, RENDER, CLOSE = range(1, 8)
 SPEC, READY, ERROR, FRAME = range(16, 20)
 NUM_SLOTS = 2
 BY_AGENT = ("return", "length", "outcome")  # numbers of an episode's record that are also kept for each agent
+OUTCOMES = "outcomes"  # in the first record after a game's end: what it declared for each row of its environment
 
 Message = Tuple[int, int, int, bytes]
 
@@ -235,16 +236,19 @@ class ManyRows:
         self.episode_steps[moved] += 1
         self._put(step, slot)
         over = np.flatnonzero(step.episode_over).tolist()
-        records.extend(self._record(i, step.stats.get(i, {})) for i in over)
+        records.extend(self._record(i, step) for i in over)
         begins = step.episode_over | (step.event == many_rows.FIRST)
         self.episode_return[begins], self.episode_steps[begins] = 0.0, 0
 
-    def _record(self, i: int, stats: Dict[str, float]) -> Dict[str, Any]:
+    def _record(self, i: int, step: Any) -> Dict[str, Any]:
         """Of the episode that ended in one of the rows; what every episode has is there by the agent's name as well."""
-        record = dict(stats, length=int(self.episode_steps[i]), **{"return": float(self.episode_return[i])})
+        own = {"length": int(self.episode_steps[i]), "return": float(self.episode_return[i])}
+        record: Dict[str, Any] = {**step.stats.get(i, {}), **own}
         if self._agents:
             by_agent = {"%s/%s" % (name, self._agents[i]): record[name] for name in BY_AGENT if name in record}
             record.update(by_agent)
+        if i in step.games:
+            record[OUTCOMES] = step.games[i]
         return dict(record, row=self.rows.start + i)
 
     def _put(self, step: Any, slot: int) -> None:

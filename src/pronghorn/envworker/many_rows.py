@@ -6,7 +6,7 @@ It steps no environment; `vector`, `parallel` and `turns` do.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -22,9 +22,13 @@ class VectorStep:
     final_obs: leaves [k, ...], valid where truncated.
     info: {name: [k]} of the declared names; stats: {row: numbers for the record of its episode}, where one ended.
         Both are of the step that the record is about, at an episode's end of its last one.
+    games: {row: outcomes}, where the row's record is the first after the end of a game: what that game declared for
+        each of the k rows, 1, 0, -1 or None. Each game is told once.
     """
 
-    __slots__ = ("episode_over", "event", "final_obs", "info", "obs", "reward", "stats", "terminated", "truncated")
+    __slots__ = (
+        "episode_over", "event", "final_obs", "games", "info", "obs", "reward", "stats", "terminated", "truncated",
+    )  # fmt: skip
 
     def __init__(self, obs: Dict[str, Any], reward: Any, terminated: Any, truncated: Any) -> None:
         self.obs = obs
@@ -35,6 +39,7 @@ class VectorStep:
         self.final_obs = obs
         self.info: Dict[str, Any] = {}
         self.stats: Dict[int, Dict[str, float]] = {}
+        self.games: Dict[int, List[Optional[float]]] = {}
 
     @classmethod
     def first(cls, obs: Dict[str, Any], count: int) -> "VectorStep":

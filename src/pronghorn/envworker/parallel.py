@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Dict, Optional, Sequence
 
-from .agents import AgentsEnv
+from .agents import AgentsEnv, Game
 from .many_rows import INACTIVE, VectorStep
 from .spaces import ContractBroken
 
@@ -23,7 +23,7 @@ class ParallelEnv(AgentsEnv):
     """
 
     def reset(self, seed: Optional[int] = None) -> VectorStep:
-        self._held = {}
+        self._held, self._game = {}, Game(self.count)
         step = self._nothing()
         self._arrive(step, *self._by_agent("reset", self._raw_reset(seed), RESET))
         return step
@@ -38,6 +38,7 @@ class ParallelEnv(AgentsEnv):
             parts = (obs, terminated, truncated, infos)
             self._read(step, row, reward, *[part.get(self.agents[row]) for part in parts])
         if self._is_over([agent for agent in chosen if terminated.get(agent) or truncated.get(agent)]):
+            self._game.over, self._game = True, Game(self.count)
             obs, infos = self._by_agent("reset", self._raw_reset(None), RESET)
         self._arrive(step, obs, infos)
         return step

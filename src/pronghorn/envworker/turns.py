@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set
 
 import numpy as np
 
-from .agents import OUTCOME, AgentsEnv
+from .agents import OUTCOME, AgentsEnv, Game
 from .many_rows import VectorStep
 from .spaces import ACTION_MASK, ContractBroken
 
@@ -62,7 +62,7 @@ class TurnsEnv(AgentsEnv):
 
     def _start(self, seed: Optional[int]) -> None:
         self._raw_reset(seed)
-        self._acted, self._ended = set(), set()
+        self._acted, self._ended, self._game = set(), set(), Game(self.count)
         for sums in (self._own, self._given, self._sums):
             sums[:] = 0.0
         self._look()
@@ -119,6 +119,8 @@ class TurnsEnv(AgentsEnv):
             self._hold(row, reward, flags, leaves, info)
             self._acted.discard(row)
             self._ended.add(row)
+        else:
+            self._declare(row, info)  # it had no turn, so no record of its own tells it
         self.env.step(None)
         self._look()
         if agent in self._present:
@@ -183,8 +185,10 @@ class TurnsEnv(AgentsEnv):
 
     def _judge(self) -> None:
         """The episode is over: who won a game of two, where the environment does not say so."""
-        ends = {row: self._held[row] for row in self._ended}
-        declared = any(OUTCOME in end.stats for end in ends.values())
+        outcomes = self._game.outcomes
+        declared = any(outcome is not None for outcome in outcomes)
         if len(self.agents) == 2 and not declared and math.isclose(self._sums.sum(), 0.0, abs_tol=1e-5):
-            for row, end in ends.items():
-                end.stats[OUTCOME] = float(np.sign(self._sums[row]))
+            outcomes[:] = [float(np.sign(total)) for total in self._sums]
+            for row in self._ended:
+                self._held[row].stats[OUTCOME] = float(np.sign(self._sums[row]))
+        self._game.over = True

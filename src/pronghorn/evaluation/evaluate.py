@@ -201,7 +201,7 @@ def random_actions(
     return discrete, continuous.astype(np.float32)
 
 
-class _Player:
+class PolicyAtRows:
     """A policy in every row of a pool, and what has to be remembered of each: RNN state, last reward, return so far."""
 
     def __init__(self, policy: Policy, pool: Pool, deterministic: bool) -> None:
@@ -217,7 +217,7 @@ class _Player:
         self.lengths[ready.rows[moved]] += 1
         over = ready.rows[moved & ready.episode_over].tolist()
         ended = [(row, float(self.returns[row]), int(self.lengths[row])) for row in over]
-        fresh = ready.rows[_begins(ready) | (ready.event == Event.LOST)]  # what was lost does not count
+        fresh = ready.rows[begins(ready) | (ready.event == Event.LOST)]  # what was lost does not count
         self.returns[fresh], self.lengths[fresh] = 0.0, 0
         return ended
 
@@ -227,18 +227,19 @@ class _Player:
         discrete = np.zeros((len(ready.rows), self._action.num_discrete), np.int64)
         continuous = np.zeros((len(ready.rows), self._action.num_continuous), np.float32)
         if acts.any():
-            discrete[acts], continuous[acts] = self._act(ready, acts)
+            discrete[acts], continuous[acts] = self.act(ready, acts)
         answer = ready.event != Event.LOST
         return ready.rows[answer], discrete[answer], continuous[answer]
 
-    def _act(self, ready: Ready, acts: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def act(self, ready: Ready, acts: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Discrete [N, D] and continuous [N, C] actions of the rows that `acts` marks, all in one forward pass."""
         rows, state = ready.rows[acts], self._state
         self._last_rewards[rows] = ready.reward[acts]
         index = torch.from_numpy(rows)
         part = type(state)(state.core[index], state.discrete[index], state.continuous[index], state.reward[index])
         discrete, continuous, part = self._policy.step(
             {k: v[acts] for k, v in ready.obs.items()}, part, torch.from_numpy(self._last_rewards[rows]),
-            _begins(ready)[acts], deterministic=self._deterministic,
+            begins(ready)[acts], deterministic=self._deterministic,
         )  # fmt: skip
         with torch.inference_mode():
             for name in ("core", "discrete", "continuous", "reward"):
@@ -246,17 +247,17 @@ class _Player:
         return discrete, continuous
 
 
-def _begins(ready: Ready) -> NDArray[np.bool_]:
+def begins(ready: Ready) -> NDArray[np.bool_]:
     """Rows whose observation is the first of an episode."""
-    begins: NDArray[np.bool_] = (ready.event == Event.FIRST) | ready.episode_over
-    return begins
+    first: NDArray[np.bool_] = (ready.event == Event.FIRST) | ready.episode_over
+    return first
 
 
 def _play(
     policy: Policy, pool: Pool, episodes: int, deterministic: bool, stop: threading.Event | None
 ) -> Evaluation | None:
     shares = _Shares(pool, episodes)
-    player = _Player(policy, pool, deterministic)
+    player = PolicyAtRows(policy, pool, deterministic)
     done: list[tuple[float, int, int]] = []
     while shares.left.any():
         if stop is not None and stop.is_set():
@@ -280,7 +281,7 @@ class _Shares:
     """
 
     def __init__(self, pool: Pool, episodes: int) -> None:
-        self.left = _quota(pool.task_ids, episodes)
+        self.left = quota(pool.task_ids, episodes)
         self._rows_per_env = pool.spec.rows_per_env
         self._ended = np.zeros(pool.num_rows, np.int64)  # episodes of each row, also those beyond its share
         self._seen = np.zeros(pool.num_rows, np.int64)  # `_env_ended` when the row acted last
@@ -311,16 +312,16 @@ class _Shares:
         return most
 
 
-def _quota(task_ids: NDArray[np.int64], episodes: int) -> NDArray[np.int64]:
+def quota(task_ids: NDArray[np.int64], episodes: int) -> NDArray[np.int64]:
     """Episodes of each row: equally many, and what is left over dealt to the tasks in turn."""
     num_rows = len(task_ids)
     rank = np.zeros(num_rows, np.int64)  # of a row among those of its task
     for task in np.unique(task_ids):
         rank[task_ids == task] = np.arange((task_ids == task).sum())
     in_turn = np.lexsort((task_ids, rank))
-    quota = np.full(num_rows, episodes // num_rows)
-    quota[in_turn[: episodes % num_rows]] += 1
-    return quota
+    shares = np.full(num_rows, episodes // num_rows)
+    shares[in_turn[: episodes % num_rows]] += 1
+    return shares
 
 
 def _summarise(
@@ -401,7 +402,7 @@ def play_frames(
     env = make_env(config, seed=seed, render=True)
     try:
         policy.seed(seed)
-        player = _Player(policy, env.pool, deterministic)
+        player = PolicyAtRows(policy, env.pool, deterministic)
         for _ in range(max_frames):
             ready = env.receive()
             player.observe(ready)

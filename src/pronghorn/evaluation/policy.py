@@ -217,6 +217,7 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
         "info": spec.info,
         "render_fps": spec.render_fps,
         "name": spec.name,
+        "is_game": spec.is_game,
     }  # fmt: skip
 
 

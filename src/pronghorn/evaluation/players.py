@@ -1,0 +1,245 @@
+"""Who can play in a match: a trained run, uniformly random actions, or a function of a script. It plays no game.
+
+A script's function is called once for each side that it is to play, as `function(spec, seed)`, and returns
+
+    act(obs, first) -> discrete, continuous                    or act(obs, first, rows), if it remembers anything
+
+    obs         dict of the leaves of spec.observation, [N, ...]: of the N rows that act now, of any games
+    first       [N] bool: rows whose episode begins here
+    rows        [N] int64: a number for each row, the same in all calls, by which to remember what belongs to it
+    discrete    [N, D] integers: for each factor a choice in [0, size), which masks must allow; None where D is 0
+    continuous  [N, C] numbers within the bounds of spec.action; None where C is 0
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pronghorn.config import derive_seed
+from pronghorn.envworker.loading import NotFound
+from pronghorn.envworker.loading import load as load_function
+from pronghorn.errors import UsageError
+from pronghorn.evaluation.evaluate import PolicyAtRows, begins, random_actions
+from pronghorn.evaluation.policy import Policy, load
+from pronghorn.types import EnvSpec, Pool, Ready
+
+RANDOM = "random"
+_SCRIPT = re.compile(r"(?P<where>.+):(?P<function>[A-Za-z_][\w.]*)")
+KINDS = "A player is a run directory, 'random', or a script's function: module.path:function or path/file.py:function."
+
+Actions = tuple[NDArray[np.int64], NDArray[np.float32]]  # discrete [N, D], continuous [N, C]
+Act = Callable[[Ready, NDArray[np.bool_]], Actions]  # of those rows of a recv that the mask marks, all of which act
+
+
+class Player(Protocol):
+    """One who can play any side of a game."""
+
+    @property
+    def name(self) -> str:
+        """Short, for tables."""
+
+    @property
+    def source(self) -> str:
+        """What it is: two players of one source are the same."""
+
+    def begin(self, pool: Pool, seed: int) -> Act:
+        """What acts for it in one series of games; it knows of no earlier one. seed: of its actions."""
+
+
+@dataclass(frozen=True)
+class PolicyPlayer:
+    """A trained policy. deterministic: the most probable action instead of a sample."""
+
+    name: str
+    source: str
+    policy: Policy
+    deterministic: bool = False
+
+    def begin(self, pool: Pool, seed: int) -> Act:
+        """See `Player`."""
+        self.policy.seed(seed)
+        return PolicyAtRows(self.policy, pool, self.deterministic).act
+
+
+@dataclass(frozen=True)
+class RandomPlayer:
+    """Uniformly random actions among those that masks allow."""
+
+    name: str = RANDOM
+    source: str = RANDOM
+
+    def begin(self, pool: Pool, seed: int) -> Act:
+        """See `Player`."""
+        rng, spec = np.random.default_rng(seed), pool.spec
+
+        def act(ready: Ready, acts: NDArray[np.bool_]) -> Actions:
+            return random_actions(spec, {name: leaf[acts] for name, leaf in ready.obs.items()}, int(acts.sum()), rng)
+
+        return act
+
+
+@dataclass(frozen=True)
+class ScriptPlayer:
+    """A function of a script, as the head of this file describes it."""
+
+    name: str
+    source: str
+    function: Callable[[EnvSpec, int], Callable[..., Any]]
+
+    def begin(self, pool: Pool, seed: int) -> Act:
+        """See `Player`."""
+        return _Script(self, pool.spec, seed)
+
+
+def load_player(text: str, *, best: bool = False, deterministic: bool = False) -> Player:
+    """The player that a word of the command line names.
+
+    best, deterministic: of runs, the best evaluated checkpoint, and most probable actions.
+    Raises UsageError for a word that names none, CheckpointError for a run that cannot be loaded.
+    """
+    if text == RANDOM:
+        return RandomPlayer()
+    if Path(text).is_dir():
+        path = Path(text).resolve()
+        return PolicyPlayer(path.name, str(path), load(text, best=best), deterministic)
+    if match := _SCRIPT.fullmatch(text):
+        return _load_script(text, match["where"], match["function"])
+    raise UsageError(f"There is no run directory '{text}'. {KINDS}")
+
+
+def unique_names(players: Sequence[Player]) -> list[str]:
+    """A name for each player: its own, numbered ('duel#1') where several have the same."""
+    own, names = [player.name for player in players], list[str]()
+    for name in own:
+        numbered = (f"{name}#{i}" for i in itertools.count(1))
+        free = (one for one in numbered if one not in own and one not in names)
+        names.append(name if own.count(name) == 1 else next(free))
+    return names
+
+
+def _load_script(text: str, where: str, name: str) -> ScriptPlayer:
+    is_file = where.endswith(".py")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a module may lie here, as may one of an environment
+    try:
+        function = load_function(text)
+    except NotFound as error:
+        raise UsageError(f"'{text}' is no player: {error}. {KINDS}") from None
+    if not callable(function):
+        raise UsageError(f"'{text}' is no player: it is {function!r}, not a function(spec, seed) that returns act.")
+    module = Path(where).stem if is_file else where.rpartition(".")[2]
+    return ScriptPlayer(f"{module}:{name}", f"{os.path.abspath(where) if is_file else where}:{name}", function)
+
+
+class _Script:
+    """A script's functions of each side, made when the side is first to act, and the check of what they return."""
+
+    def __init__(self, player: ScriptPlayer, spec: EnvSpec, seed: int) -> None:
+        self._player, self._spec, self._seed = player, spec, seed
+        self._masks = [name for name, leaf in spec.observation.items() if leaf.kind == "mask"]
+        self._acts: dict[int, tuple[Callable[..., Any], bool]] = {}  # by side: act, and whether it takes rows
+
+    def __call__(self, ready: Ready, acts: NDArray[np.bool_]) -> Actions:
+        positions, first = np.flatnonzero(acts), begins(ready)
+        sides = ready.rows[positions] % self._spec.rows_per_env
+        discrete = np.zeros((len(positions), self._spec.action.num_discrete), np.int64)
+        continuous = np.zeros((len(positions), self._spec.action.num_continuous), np.float32)
+        for side in np.unique(sides).tolist():
+            of_side = sides == side
+            at = positions[of_side]
+            obs = {name: leaf[at] for name, leaf in ready.obs.items()}  # copies, which are the script's
+            result = self._ask(side, obs, first[at], ready.rows[at])
+            mask = ready.obs[self._masks[0]][at] if self._masks else None
+            discrete[of_side], continuous[of_side] = self._checked(side, result, mask, len(at))
+        return discrete, continuous
+
+    def _ask(self, side: int, obs: Any, first: NDArray[np.bool_], rows: NDArray[np.int64]) -> Any:
+        if side not in self._acts:
+            act = self._player.function(self._spec, derive_seed(self._seed, side))
+            self._acts[side] = act, _takes_rows(act, self._player.name)
+        act, takes_rows = self._acts[side]
+        return act(obs, first, rows) if takes_rows else act(obs, first)
+
+    def _checked(self, side: int, result: Any, mask: NDArray[Any] | None, count: int) -> Actions:
+        """The actions as the environment takes them. Raises UsageError for whatever breaks the rules."""
+        spec = self._spec.action
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise self._error(side, f"returned {_short(result)}; it is (discrete, continuous)")
+        discrete = self._array(side, "discrete", result[0], (count, spec.num_discrete), "iu").astype(np.int64)
+        continuous = self._array(side, "continuous", result[1], (count, spec.num_continuous), "iuf").astype(np.float32)
+        self._require_choices(side, discrete, mask)
+        low, high = np.array(spec.low, np.float32), np.array(spec.high, np.float32)
+        wrong = np.argwhere(~((continuous >= low) & (continuous <= high)))  # NaN is neither
+        if len(wrong):
+            row, i = wrong[0].tolist()
+            rule = f"the bounds are {low[i]:g} to {high[i]:g}"
+            raise self._error(side, f"gave {continuous[row, i]:g} for continuous action {i}; {rule}")
+        return discrete, continuous
+
+    def _array(self, side: int, what: str, value: Any, shape: tuple[int, int], kinds: str) -> NDArray[Any]:
+        """value as an array of that shape; None stands for one without columns."""
+        if value is None and shape[1] == 0:
+            return np.zeros(shape)
+        array = np.asarray(value)
+        if array.shape != shape or (array.dtype.kind not in kinds and array.size):
+            numbers = "integers" if what == "discrete" else "numbers"
+            raise self._error(
+                side,
+                f"returned {what} actions of shape {array.shape}, {array.dtype}; they are {numbers} of shape {shape}: "
+                "a row for each that acts, a column for each action",
+            )
+        return array
+
+    def _require_choices(self, side: int, discrete: NDArray[np.int64], mask: NDArray[Any] | None) -> None:
+        sizes = np.array(self._spec.action.discrete, np.int64)
+        wrong = np.argwhere((discrete < 0) | (discrete >= sizes))
+        if len(wrong):
+            row, factor = wrong[0].tolist()
+            rule = f"its choices are 0 to {sizes[factor] - 1}"
+            raise self._error(side, f"chose {discrete[row, factor]} for discrete action {factor}; {rule}")
+        if mask is None:
+            return
+        starts = np.cumsum([0, *sizes[:-1]])
+        allowed = mask.reshape(len(discrete), -1)  # [N, choices of all factors]
+        forbidden = np.argwhere(np.take_along_axis(allowed, starts + discrete, axis=1) == 0)
+        if len(forbidden):
+            row, factor = forbidden[0].tolist()
+            of_factor = allowed[row, starts[factor] : starts[factor] + sizes[factor]]
+            rule = f"'{self._masks[0]}' allows {np.flatnonzero(of_factor).tolist()}"
+            raise self._error(side, f"chose {discrete[row, factor]} for discrete action {factor}; {rule}")
+
+    def _error(self, side: int, what: str) -> UsageError:
+        return UsageError(f"The player {self._player.source} {what} (on side {side}; docs/agents.md, 'Matches').")
+
+
+def _takes_rows(act: Any, name: str) -> bool:
+    """Whether act takes (obs, first, rows) and not only (obs, first). Raises UsageError if it takes neither."""
+    if not callable(act):
+        raise UsageError(f"The player {name}: function(spec, seed) returned {_short(act)}; it returns act(obs, first).")
+    try:
+        signature = inspect.signature(act)
+    except ValueError:  # of a built-in function nothing is known
+        return False
+    for arguments in (3, 2):
+        try:
+            signature.bind(*[None] * arguments)
+        except TypeError:
+            continue
+        return arguments == 3
+    raise UsageError(f"The player {name}: act{signature} has to take (obs, first), or (obs, first, rows).")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
