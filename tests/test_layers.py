@@ -90,8 +90,8 @@ def test_a_population_knows_only_numbers() -> None:
         assert not any(isinstance(node, ast.Name) and node.id == "open" for node in nodes), path
 
 
-def test_at_most_70_source_files() -> None:
-    """50, and sixteen: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
+def test_at_most_76_source_files() -> None:
+    """50, and twenty-six: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
     network in pieces are neither its shape nor its losses; a population is four questions that are asked apart: who
     meets whom, who is stronger, who is copied, and how a hyper-parameter moves; and agents that take turns are stepped
     in another way than those that act at once, what both ways share steps neither, and one form for unlike spaces knows
@@ -99,9 +99,11 @@ def test_at_most_70_source_files() -> None:
     optimiser steps as graphs (apart from what they compute); and a Doom match is the engines that play it, the players
     as rows of an environment, and the rewards that those of one player share. One policy's rows are apart from the rows
     of all (player, sampler). Games between players (match) are no episodes of one policy, and who can be a player
-    (players) no matter of how games are dealt and counted.
+    (players) no matter of how games are dealt and counted. Of several policies, one in training (member) is apart from
+    what they do to each other (league), from those that only act (guests) and from who sits where (seats); their
+    settings lie beneath those who decide by them; and a page draws charts for runs and for populations.
     """
-    assert len([f for f in FILES if f.name != "__init__.py"]) <= 70
+    assert len([f for f in FILES if f.name != "__init__.py"]) <= 76
 
 
 def test_importing_the_package_or_the_settings_imports_no_torch() -> None:
