@@ -17,7 +17,8 @@ LAYERS = [
     {"errors"},
     {"types", "machine", "config_population"},
     {"config", "ops", "envworker"},
-    {"rules", "limits", "settings_file", "population"},
+    {"population"},
+    {"rules", "limits", "settings_file"},
     {"defaults", "flags"},
     {"models", "envs"},
     {

@@ -89,8 +89,8 @@ class BenchArgs:
 class EvalArgs:
     """Play episodes with a trained policy and report the raw returns."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Run directory."""
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """Run directory; RUN:1 for policy 1 of a population, RUN:0@1000000 for a snapshot of self-play."""
     episodes: int = 100
     """Episodes to play; every environment plays a fixed share of them."""
     best: bool = False
@@ -132,8 +132,8 @@ class MatchArgs:
 class RecordArgs:
     """Write a video (mp4) of a trained policy. Works without a display."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Run directory."""
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """Run directory; RUN:1 for policy 1 of a population, RUN:0@1000000 for a snapshot of self-play."""
     out: Path
     """Video file to write."""
     seconds: float = 20.0
@@ -150,8 +150,8 @@ class RecordArgs:
 class WatchArgs:
     """Show a trained policy playing, in the terminal."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Run directory."""
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """Run directory; RUN:1 for policy 1 of a population, RUN:0@1000000 for a snapshot of self-play."""
     episodes: int = 3
     """Episodes to show."""
     best: bool = False
@@ -304,7 +304,7 @@ def _bench(argv: list[str]) -> int:
 
 def _eval(argv: list[str]) -> int:
     args = _parse(EvalArgs, argv, "eval")
-    policy = _load(args.run, best=args.best)
+    policy, run_dir = _load(args.run, best=args.best)
     from pronghorn.evaluation.evaluate import evaluate, random_return
 
     if args.episodes < 1:
@@ -312,7 +312,7 @@ def _eval(argv: list[str]) -> int:
     result = evaluate(policy, policy.config, episodes=args.episodes, seed=args.seed, deterministic=args.deterministic)
     assert result is not None
     random = random_return(policy.config, policy, episodes=args.episodes, seed=args.seed) if args.random else None
-    result.write(args.run / "eval" / f"{Path(policy.checkpoint).name}-{result.policy}-{args.seed}.json")
+    result.write(run_dir / "eval" / f"{Path(policy.checkpoint).name}-{result.policy}-{args.seed}.json")
     keys = ("mean", "stderr", "median", "iqm", "iqm_ci95", "episodes", "returns", "checkpoint", "policy", "per_task",
             "human_normalized")  # fmt: skip
     if args.json:
@@ -357,7 +357,7 @@ def _match(argv: list[str]) -> int:
 
 def _record(argv: list[str]) -> int:
     args = _parse(RecordArgs, argv, "record")
-    policy = _load(args.run, best=args.best)
+    policy, _ = _load(args.run, best=args.best)
     from pronghorn.evaluation.evaluate import record
 
     count = record(
@@ -369,7 +369,7 @@ def _record(argv: list[str]) -> int:
 
 def _watch(argv: list[str]) -> int:
     args = _parse(WatchArgs, argv, "watch")
-    policy = _load(args.run, best=args.best)
+    policy, _ = _load(args.run, best=args.best)
     from pronghorn.evaluation.evaluate import watch
 
     watch(policy, policy.config, seed=args.seed, deterministic=args.deterministic, episodes=args.episodes)
@@ -444,13 +444,15 @@ def _parse(cls: Any, argv: list[str], command: str) -> Any:
     return tyro.cli(cls, prog=f"pronghorn {command}", args=spelled(argv, leaf_types(cls)))
 
 
-def _load(run_dir: Path, *, best: bool) -> Any:
+def _load(run: str, *, best: bool) -> tuple[Any, Path]:
+    """The policy that RUN or RUN:1 or RUN:0@1000000 names, and the run's directory."""
+    _quiet_thread_pools()
+    from pronghorn.evaluation.policy import load_named, split_run
+
+    run_dir, _ = split_run(run)
     if not run_dir.is_dir():
         raise UsageError(f"There is no run directory {run_dir}.")
-    _quiet_thread_pools()
-    from pronghorn.evaluation.policy import load
-
-    return load(run_dir, best=best)
+    return load_named(run, best=best), run_dir
 
 
 def _option(argv: Sequence[str], name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pronghorn.config import Config, walk
 from pronghorn.errors import ConfigError, UsageError
+from pronghorn.population import matchmaking, pbt
 
 
 def validate(config: Config) -> None:
@@ -19,6 +20,7 @@ def validate(config: Config) -> None:
     _check_run(config)
     _check_learner(config)
     _check_replay(config)
+    _check_population(config)
     if config.deterministic and config.max_lag is not None and config.max_lag > 1:
         raise ConfigError("max_lag", config.max_lag, "must be 0 or 1 with --deterministic", "Add --max-lag 1.")
 
@@ -81,6 +83,23 @@ def _check_replay(config: Config) -> None:
         raise ConfigError("learner.replay_fraction", share, rule, "Drop one of the two.")
 
 
+def _check_population(config: Config) -> None:
+    selfplay, members = config.selfplay, config.population.members
+    if members > 1:
+        pbt.check_settings(config.population)
+    elif members < 1:
+        raise ConfigError("population.members", members, "must be at least 1", "1 trains one policy.")
+    if selfplay.meets_others:
+        matchmaking.check_settings(selfplay, 2, members)
+    elif members == 1:
+        return
+    rule = "must be at least 2 with several policies: each trains when it has a batch of its own"
+    if config.deterministic:
+        raise ConfigError("deterministic", True, rule.replace("must be at least 2", "is not possible"), "Drop it.")
+    if config.max_lag is not None and config.max_lag <= 1:
+        raise ConfigError("max_lag", config.max_lag, rule, "Add --max-lag 16.")
+
+
 def validate_sizes(config: Config, num_rows: int) -> None:
     """Refuse sizes that cannot work or would deadlock, of a resolved config. Raises ConfigError."""
     n = config.learner
@@ -129,7 +148,8 @@ def _not_negative(name: str, value: float | None, fix: str = "0 switches it off.
 
 # Settings that a resumed run cannot change: what the weights depend on, which would not fit or would mean something
 # else, and the algorithm, whose other settings were filled in when the run began.
-_STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "model.", "algo", "learner.optimizer")
+_STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "model.", "algo", "learner.optimizer",
+               "population.members")  # fmt: skip
 
 
 def changed_settings(before: Config, after: Config) -> Iterator[tuple[str, tuple[Any, Any]]]:

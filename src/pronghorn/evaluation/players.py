@@ -1,4 +1,6 @@
-"""Who can play in a match: a trained run, uniformly random actions, or a function of a script. It plays no game.
+"""Who can play in a match: a trained run, or one of its policies; uniformly random actions; or a function of a script.
+
+It plays no game.
 
 A script's function is called once for each side that it is to play, as `function(spec, seed)`, and returns
 
@@ -31,12 +33,15 @@ from pronghorn.envworker.loading import NotFound
 from pronghorn.envworker.loading import load as load_function
 from pronghorn.errors import UsageError
 from pronghorn.evaluation.evaluate import PolicyAtRows, begins, random_actions
-from pronghorn.evaluation.policy import Policy, load
+from pronghorn.evaluation.policy import Policy, load_named, split_run
 from pronghorn.types import EnvSpec, Pool, Ready
 
 RANDOM = "random"
 _SCRIPT = re.compile(r"(?P<where>.+):(?P<function>[A-Za-z_][\w.]*)")
-KINDS = "A player is a run directory, 'random', or a script's function: module.path:function or path/file.py:function."
+KINDS = (
+    "A player is a run directory, RUN:1 (of a population, policy 1) or RUN:0@1000000 (policy 0, frozen after so many "
+    "steps), 'random', or a script's function: module.path:function or path/file.py:function."
+)
 
 Actions = tuple[NDArray[np.int64], NDArray[np.float32]]  # discrete [N, D], continuous [N, C]
 Act = Callable[[Ready, NDArray[np.bool_]], Actions]  # of those rows of a recv that the mask marks, all of which act
@@ -110,9 +115,10 @@ def load_player(text: str, *, best: bool = False, deterministic: bool = False) -
     """
     if text == RANDOM:
         return RandomPlayer()
-    if Path(text).is_dir():
-        path = Path(text).resolve()
-        return PolicyPlayer(path.name, str(path), load(text, best=best), deterministic)
+    folder, part = split_run(text)
+    if folder.is_dir():
+        path = folder.resolve()
+        return PolicyPlayer(f"{path.name}{part}", f"{path}{part}", load_named(text, best=best), deterministic)
     if match := _SCRIPT.fullmatch(text):
         return _load_script(text, match["where"], match["function"])
     raise UsageError(f"There is no run directory '{text}'. {KINDS}")

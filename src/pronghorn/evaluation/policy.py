@@ -7,6 +7,7 @@ action, state = policy.act(obs, state)      # state=None at the start of an epis
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from pronghorn.errors import CheckpointError, UsageError
 from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.ops.distributions import to_env
 from pronghorn.settings_file import from_toml
-from pronghorn.training.checkpoint import Checkpoint, load_latest, load_weights
+from pronghorn.training.checkpoint import Checkpoint, load_latest, load_snapshot, load_weights
 from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec, LeafSpec
 
 
@@ -168,10 +169,14 @@ class Policy:
         return discrete[..., 0] if batched else int(discrete[0])
 
 
-def load(run_dir: str | Path, *, best: bool = False, device: str = "cpu") -> Policy:
+def load(
+    run_dir: str | Path, *, best: bool = False, device: str = "cpu", policy: int | None = None, snapshot: str = ""
+) -> Policy:
     """The policy of a run's newest (or best evaluated) checkpoint. Reads no pickle and executes no code of the run.
 
-    Raises CheckpointError: no run, no checkpoint, or one that is damaged or does not fit.
+    policy: which of a population; None: the one that was best by its objective when the checkpoint was saved.
+    snapshot: instead, a frozen policy of self-play by its name, as "0@1000000".
+    Raises CheckpointError: no run, no checkpoint, or one that is damaged, does not fit or holds no such policy.
     """
     run_dir = Path(run_dir)
     if not (run_dir / "config.toml").is_file():
@@ -180,7 +185,35 @@ def load(run_dir: str | Path, *, best: bool = False, device: str = "cpu") -> Pol
         )
     config = from_toml(run_dir / "config.toml")
     saved = load_checkpoint(run_dir, best=best)
-    return Policy.from_weights(config, load_spec(run_dir), saved.weights, device=device, checkpoint=str(saved.path))
+    weights, name = _chosen(saved, policy, snapshot)
+    return Policy.from_weights(config, load_spec(run_dir), weights, device=device, checkpoint=f"{saved.path}{name}")
+
+
+def split_run(text: str) -> tuple[Path, str]:
+    """A run directory, and which of its policies: "" or ":1" (of a population) or ":0@1000000" (a snapshot)."""
+    found = re.fullmatch(r"(?P<run>.+?)(?P<part>:\d+(@\d+)?)?", text, re.DOTALL)
+    return (Path(found["run"]), found["part"] or "") if found else (Path(text), "")
+
+
+def load_named(text: str, *, best: bool = False, device: str = "cpu") -> Policy:
+    """The policy that RUN, RUN:1 or RUN:0@1000000 names (see `load` and `split_run`). Raises CheckpointError."""
+    run_dir, part = split_run(text)
+    which = part.removeprefix(":")
+    if "@" in which:
+        return load(run_dir, best=best, device=device, snapshot=which)
+    return load(run_dir, best=best, device=device, policy=int(which) if which else None)
+
+
+def _chosen(saved: Checkpoint, policy: int | None, snapshot: str) -> tuple[Mapping[str, Tensor], str]:
+    """Weights of the policy that is asked for, and what is added to the checkpoint's name for it."""
+    if snapshot:
+        return load_snapshot(saved.path, snapshot), f":{snapshot}"
+    policies = saved.policies
+    if policy is None:
+        policy = int(saved.state.get("leader", 0))
+    if not 0 <= policy < len(policies):
+        raise CheckpointError(f"{saved.path} holds no policy {policy}: it has 0 to {len(policies) - 1}.")
+    return policies[policy].weights, f":{policy}" if len(policies) > 1 else ""
 
 
 def load_checkpoint(run_dir: Path, *, best: bool = False) -> Checkpoint:

@@ -293,6 +293,9 @@ class League:
         if self.matchmaker:
             self.matchmaker.load_state(state["matchmaker"])
             self.ratings.load_state(state["ratings"])
+            for name in self.config.selfplay.scripts:
+                if f"script:{name}" not in self.ratings.players:  # new with this resume
+                    self.ratings.add(f"script:{name}")
             for player in self.matchmaker.pool:
                 self._freeze(player, saved.snapshots[player.name])
             steps = sum(policy.state["learner"]["steps"] for policy in saved.policies)

@@ -31,7 +31,7 @@ from pronghorn.config import Config, derive_seed, walk
 from pronghorn.defaults import resolve
 from pronghorn.envs.registry import make_pool
 from pronghorn.envs.registry import resolve as resolve_name
-from pronghorn.errors import ConfigError, MissingExtraError
+from pronghorn.errors import MissingExtraError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
 from pronghorn.evaluation.policy import make_actor, spec_to_json
 from pronghorn.limits import crowded, require_store, require_threads
@@ -409,9 +409,6 @@ class _Run:
     def _restore(self, saved: Checkpoint) -> None:
         changed = dict(changed_settings(from_toml(self.run_dir / "config.toml"), self.config))
         self._notes += [f"changed: {name} {old} -> {new}" for name, (old, new) in changed.items()]
-        if len(saved.policies) != len(self.members):
-            rule = f"cannot change when a run is resumed (it was {len(saved.policies)})"
-            raise ConfigError("population.members", len(self.members), rule, "Start a new run in another --run-dir.")
         for member, policy in zip(self.members, saved.policies, strict=True):
             member.restore(policy, str(saved.path), changed)
         state = saved.state
