@@ -504,3 +504,53 @@ class Alone:
     def step(self, actions: dict[str, Any]) -> Any:
         self.count += 1
         return {"a": np.array([10 * self.count], np.float32)}, {"a": 1.0}, {"a": False}, {"a": False}, {}
+
+
+class Duo:
+    """A flat environment of two agents in games of 3 steps: each observes [game, step] and gets `pay` a step.
+
+    `pay` can be set while it runs, to 0 or more. named: whether its spec names the agents. counts: whether it has the
+    attribute `games` that this asks for.
+    """
+
+    def __init__(self, named: bool = True, counts: bool = True) -> None:
+        self.spec = {
+            "observation": {"obs": {"shape": [2], "dtype": "float32", "kind": "vector"}},
+            "action": {"discrete": [2], "low": [], "high": []},
+            "rows_per_env": 2,
+            "name": "Duo",
+            "agents": ["left", "right"] if named else [],
+            "rewards": {"pay": 1.0},
+        }
+        self.games = self.count = 0
+        self.pay = 1.0
+        if not counts:
+            del self.games
+
+    def reset(self, seed: int | None = None) -> Any:
+        from pronghorn.envworker.many_rows import VectorStep
+
+        self.games, self.count = self.games + 1, 0
+        return VectorStep.first(self._observe(), 2)
+
+    def step(self, discrete: Any, continuous: Any) -> Any:
+        from pronghorn.envworker.many_rows import VectorStep
+
+        self.count += 1
+        over = self.count == 3
+        if over:
+            self.games, self.count = self.games + 1, 0
+        return VectorStep(self._observe(), [self.pay] * 2, [over] * 2, [False] * 2)
+
+    def set_option(self, name: str, value: Any) -> None:
+        if name != "rewards" or value["pay"] < 0:
+            raise ValueError(f"Duo takes no {name} = {value}")
+        self.pay = value["pay"]
+
+    def render(self) -> Any:
+        return None
+
+    def close(self) -> None: ...
+
+    def _observe(self) -> Any:
+        return {"obs": np.array([[self.games, self.count]] * 2, np.float32)}

@@ -112,7 +112,13 @@ class EnvSpec:
     info: tuple[str, ...] = ()  # names of the declared numeric info fields
     render_fps: float = 30.0
     name: str = ""
-    is_game: bool = False  # the rows of an environment are the agents of one game, and its end is told in records
+    agents: tuple[str, ...] = ()  # names of the agents of one game, by row; () of independent rows or a single one
+    rewards: Mapping[str, float] = field(default_factory=dict)  # weights that `Pool.set_option("rewards", ...)` changes
+
+    @property
+    def is_game(self) -> bool:
+        """Whether the rows of an environment are the agents of one game, whose end is told in records."""
+        return bool(self.agents)
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> EnvSpec:
@@ -125,20 +131,21 @@ class EnvSpec:
             )
             for name, leaf in raw["observation"].items()
         }  # fmt: skip
-        action = raw["action"]
+        action, num_rows = raw["action"], int(raw.get("rows_per_env", 1))
         return EnvSpec(
             leaves,
             ActionSpec(
                 tuple(action["discrete"]), tuple(action["low"]), tuple(action["high"]),
                 json.dumps(action["tree"]) if action.get("tree") else "",
             ),
-            int(raw.get("rows_per_env", 1)),
+            num_rows,
             bool(raw.get("rows_wait", False)),
             int(raw.get("frame_skip", 1)),
             tuple(raw.get("info", ())),
             float(raw.get("render_fps", 30.0)),
             str(raw.get("name", "")),
-            bool(raw.get("is_game", False)),
+            tuple(map(str, raw.get("agents", ()))) if num_rows > 1 else (),  # one agent alone has no game with others
+            {str(name): float(weight) for name, weight in raw.get("rewards", {}).items()},
         )
 
 
@@ -153,6 +160,11 @@ class Ready:
     records: of each episode that ended, its row and the environment's own numbers. Where the rows of an environment are
         the agents of a game, the first record after a game's end also has "outcomes": what the game declared for each
         row of the environment (1, 0, -1, or None), those included that had no turn in it and so no record.
+    game: number of the game of its environment that a row's observation belongs to; None where rows are not the agents
+        of one game (`spec.agents` is empty). A row that begins an episode (FIRST, or LAST with episode_over) begins it
+        in that game, and those of one environment that begin in the same game, in whichever recv, carry the same
+        number. Of INACTIVE and LOST rows it says nothing. Only whether two numbers of one environment are equal means
+        something: it counts its resets, with gaps where nobody got to act, and a restarted worker counts from anew.
     """
 
     rows: NDArray[np.int64]
@@ -166,6 +178,7 @@ class Ready:
     final_obs: dict[str, NDArray[Any]]
     info: NDArray[np.float32] | None = None  # [N, len(spec.info)]
     records: list[dict[str, Any]] = field(default_factory=list)  # one {"row": r, **numbers} per episode end
+    game: NDArray[np.int64] | None = None  # [N]
 
 
 class Pool(Protocol):
@@ -193,6 +206,13 @@ class Pool(Protocol):
         self, rows: NDArray[np.int64], discrete: NDArray[np.int64], continuous: NDArray[np.float32]
     ) -> None:
         """Answer rows of one recv, by whole units: discrete [N, D], continuous [N, C] (already within bounds)."""
+
+    def set_option(self, name: str, value: Any, env: int | None = None) -> None:
+        """Change a named setting of the running environments before their next step, such as "rewards".
+
+        env: number of one environment, its first row // spec.rows_per_env; None: all. Call it from the thread that
+        calls recv and send. Raises EnvError where the back end's environments have no settings that can change.
+        """
 
     def reseed(self, seed: int) -> None:
         """Drop what is in flight, seed every row from (seed, row) and reset it; the next recvs give FIRST."""

@@ -145,6 +145,24 @@ def test_flat_environments_are_held_to_the_same_rules(env, match):
         check_env(env)
 
 
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda env: env.spec.update(agents=["left"]), r"Duo: spec\['agents'\] names 1 agents of 2 rows"),
+        (lambda env: vars(env).pop("games"), "its attribute `games` has to be the number of games"),
+    ],
+)
+def test_an_environment_that_names_agents_has_one_for_each_row_and_counts_games(change, match):
+    def changed():
+        env = load(f"{TOYS}:Duo")()
+        change(env)
+        return env
+
+    assert len(check_env(load(f"{TOYS}:Duo"))) == 10
+    with pytest.raises(EnvError, match=match):
+        check_env(changed)
+
+
 def test_errors_have_their_own_class():
     with pytest.raises(SpaceError, match="Text space"):
         check_env(faulty(observation_space=spaces.Text(3)))

@@ -30,6 +30,26 @@ def test_tasks_that_differ_are_named(start):
         start(toy(), toy(options={"frame_skip": 2}), num_workers=2)
 
 
+def raw(name, **more):
+    """What a worker says of an environment."""
+    return {"name": name, "observation": {}, "action": {"discrete": [2], "low": [], "high": []}, **more}
+
+
+def test_tasks_whose_agents_differ_are_named():
+    games = [raw(name, rows_per_env=2, agents=agents) for name, agents in (("x", ["a", "b"]), ("y", ["b", "a"]))]
+    with pytest.raises(EnvError, match="differ in the names of the agents of a game: x has a, b, y has b, a"):
+        layout.merged(games)
+    with pytest.raises(EnvError, match="agents of a game: x has a, b, y has none"):
+        layout.merged([games[0], raw("y", rows_per_env=2)])
+    assert layout.merged([games[0], {**games[0], "name": "y"}]).agents == ("a", "b")
+
+
+def test_weights_are_declared_only_where_all_tasks_begin_with_the_same():
+    assert layout.merged([raw("x", rewards={"hit": 1}), raw("y", rewards={"hit": 1.0})]).rewards == {"hit": 1.0}
+    assert layout.merged([raw("x", rewards={"hit": 1}), raw("y", rewards={"hit": 2})]).rewards == {}
+    assert layout.merged([raw("x", rewards={"hit": 1}), raw("y")]).rewards == {}
+
+
 def test_the_rows_of_a_unit_are_consecutive_and_so_is_a_group_of_all_workers():
     units = layout.divide(num_workers=2, envs_per_worker=3, num_groups=2, rows_per_env=2)
     assert [(u.group, u.worker, u.start, u.stop) for u in units] == [
@@ -44,6 +64,7 @@ def test_arrays_of_the_shared_map_begin_at_cache_lines_and_do_not_overlap():
     assert arrays["obs/image"][1:] == ["uint8", (2, 3, 5, 7, 3)]  # two slots of three rows
     assert arrays["final/x"][1:] == ["float32", (3, 3)]
     assert arrays["discrete"][1:] == ["int64", (3, 2)]
+    assert arrays["game"][1:] == ["int64", (3,)]
     end = 0
     for offset, dtype, shape in arrays.values():
         assert offset % 64 == 0

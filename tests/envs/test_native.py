@@ -339,3 +339,8 @@ def test_close_in_mid_step_ends_the_threads_and_may_be_called_twice():
     while len(os.listdir("/proc/self/task")) > before:  # a thread that was joined may be listed for a moment
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_settings_cannot_be_changed_while_it_runs(make):
+    with pytest.raises(EnvError, match=r"set_option: 'rewards' of atari:Pong cannot be changed.* Give it in env.args"):
+        make(["Pong"], 1).set_option("rewards", {"frag": 1.0})

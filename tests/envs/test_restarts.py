@@ -99,3 +99,9 @@ def test_first_steps_that_fail_by_chance_have_the_whole_budget(clock: Clock) -> 
             deaths += 1
         num_unlucky += deaths >= restarts.NUM_EQUAL
     assert num_unlucky > 50  # so three in a row did happen
+
+
+def test_the_first_setting_that_is_refused_is_the_last() -> None:
+    budget = RestartBudget(10, 600.0)
+    assert budget.why_not(0, report()) == ""
+    assert "It refused a setting" in budget.why_not(0, report(phase="option"))

@@ -292,6 +292,87 @@ def test_an_agent_that_returns_begins_a_second_trajectory(start):
     assert [step[1] for step in found[1][0]] == [1.0, 2.0]
 
 
+GAMES = str(Path(__file__).parents[1] / "turn_games.py")
+
+
+def circle(**kwargs):
+    pytest.importorskip("pettingzoo")
+    return ResolvedEnv("Circle", "worker", "call", f"{GAMES}:Circle", kwargs, {})
+
+
+def begun(pool, num_recvs):
+    """Per row: (game, episode as its observation says), where it begins."""
+    seen = {row: [] for row in range(pool.num_rows)}
+    for _ in range(num_recvs):
+        ready = receive(pool)
+        assert ready.game.dtype == np.int64
+        obs = next(iter(ready.obs.values()))
+        for i, row in enumerate(ready.rows.tolist()):
+            if ready.event[i] in (FIRST, LAST):
+                assert ready.episode_over[i] == (ready.event[i] == LAST)
+                seen[row].append((int(ready.game[i]), int(obs[i, 0])))
+        answer(pool, ready)
+    return seen
+
+
+def test_agents_that_act_at_once_begin_in_the_game_of_that_number(start):
+    """'b' leaves and is back within each game, 'c' is in every other one; the toy's episodes count from 10."""
+    pool = start(toy("Squad", PADDED, returns=True))
+    assert pool.spec.agents == ("a", "b", "c")
+    assert begun(pool, 16) == {
+        0: [(1, 10), (2, 11), (3, 12), (4, 13)],
+        1: [(1, 10), (1, 10), (2, 11), (2, 11), (3, 12), (3, 12), (4, 13)],
+        2: [(1, 10), (3, 12)],
+    }
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_agents_in_turns_begin_in_different_recvs_of_one_game(start, num_groups):
+    """Two environments whose games have 6 and 9 moves; in the second 'b' ends on move 2 and is back after move 5."""
+    games = circle(num_agents=3), circle(num_agents=3, length=9, ends={"2": {"b": "terminated"}}, comes_back={"5": "b"})
+    pool = start(*games, envs_per_worker=2, num_groups=num_groups, ordered=True)
+    seen = begun(pool, 27 * num_groups)
+    assert all(game == episode + 1 for row in seen.values() for game, episode in row)  # episodes count from 0
+    games_of = {row: [game for game, _ in begins] for row, begins in seen.items()}
+    assert games_of[0] == games_of[1] == games_of[2] == [1, 2, 3, 4, 5]
+    assert games_of[3] == games_of[5] == [1, 2, 3]
+    assert games_of[4] == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_restarted_worker_counts_its_games_from_anew(start):
+    pool = start(toy("Duo"), num_workers=2, ordered=True)
+    before = begun(pool, 7)
+    kill_worker(pool, 0)
+    wait_until(lambda: pool._poll(0.05) or pool.restarts == 1)
+    after = begun(pool, 8)
+    assert before == {row: [(1, 1), (2, 2), (3, 3)] for row in range(4)}
+    assert after[0] == after[1]
+    assert after[0][:2] == [(1, 1), (2, 2)]
+    assert after[2] == after[3]
+    assert after[2][0] == (4, 4)
+
+
+def test_reseeding_begins_new_games(start):
+    pool = start(toy("Duo"), ordered=True)
+    assert begun(pool, 2)[0] == [(1, 1)]
+    pool.reseed(3)
+    assert begun(pool, 2)[0] == [(2, 2)]
+
+
+@pytest.mark.parametrize(
+    "env", [toy(), toy("Alone"), toy("one_row"), toy("vector_cart_poles"), toy("Duo", named=False)], ids=str
+)
+def test_rows_that_are_not_agents_of_one_game_have_no_games(start, env):
+    pool = start(env)
+    assert pool.spec.agents == ()
+    assert receive(pool).game is None
+
+
+def test_an_environment_that_names_agents_and_counts_no_games_is_named(start):
+    with pytest.raises(EnvError, match=r"toy:Duo, row 1: .*attribute `games` has to be the number of games begun"):
+        start(toy(length=0), toy("Duo", counts=False), envs_per_worker=2)
+
+
 @pytest.mark.case("MAS-07")
 def test_masks_of_absent_agents_are_not_asked_for(start):
     pool = start(toy("Squad", PADDED, masks=True), restart_budget=0)
@@ -429,6 +510,86 @@ def test_options_reach_every_environment_even_after_a_restart(start):
     pool.set_option("bonus", 0.5)
     play(pool, 1)
     assert set(receive(pool).reward.tolist()) == {1.5}
+
+
+def paid(pool):
+    """What the rows got for the first step of those that stepped, of which there is one in each row."""
+    got = {}
+    while len(got) < pool.num_rows:
+        for row, event, _, reward in play(pool, 1):
+            if event in (STEP, LAST):
+                got.setdefault(row, reward)
+    return [got[row] for row in sorted(got)]
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_an_option_reaches_one_environment_before_its_next_step(start, num_groups):
+    """Four environments of two rows each; rows are numbered group by group."""
+    pool = start(toy("Duo"), num_workers=2, envs_per_worker=2, num_groups=num_groups, ordered=True)
+    assert pool.spec.rewards == {"pay": 1.0}
+    for _ in range(num_groups):
+        answer(pool, receive(pool))
+    for env in range(4):
+        pool.set_option("rewards", {"pay": 10.0 + env}, env=env)
+    for _ in range(num_groups):  # the step that was under way may have been paid as before
+        answer(pool, receive(pool))
+    assert paid(pool) == [10, 10, 11, 11, 12, 12, 13, 13]
+    pool.set_option("rewards", {"pay": 7.0}, env=2)
+    for _ in range(num_groups):
+        answer(pool, receive(pool))
+    assert paid(pool) == [10, 10, 11, 11, 7, 7, 13, 13]
+
+
+def test_options_of_one_environment_survive_restarts_until_one_is_set_for_all(start):
+    def restarted(index):
+        kill_worker(pool, index)
+        before = pool.restarts
+        wait_until(lambda: pool._poll(0.05) or pool.restarts == before + 1)
+        assert LOST in [event for _, event, _, _ in play(pool, 1)]
+        play(pool, 1)
+        return paid(pool)
+
+    pool = start(toy("Duo"), num_workers=2, ordered=True)
+    table = {"pay": 2.0}
+    pool.set_option("rewards", table)
+    pool.set_option("rewards", {"pay": 3.0}, env=1)
+    pool.set_option("rewards", {"pay": 4.0}, env=1)
+    table["pay"] = 99.0  # the caller's own: not what was told
+    assert restarted(1) == [2, 2, 4, 4]
+    assert restarted(0) == [2, 2, 4, 4]
+    pool.set_option("rewards", {"pay": 5.0})
+    assert restarted(1) == [5, 5, 5, 5]
+    pool.set_option("rewards", {"pay": 6.0}, env=0)
+    pool.reseed(3)
+    assert paid(pool) == [6, 6, 5, 5]
+
+
+def test_an_option_that_cannot_be_is_refused(start):
+    pool = start(toy("Duo"), num_workers=2)
+    for env in (-1, 2):
+        with pytest.raises(UsageError, match=rf"set_option: env = {env}, and there are 2; .*rows_per_env \(0 to 1\)"):
+            pool.set_option("rewards", {"pay": 1.0}, env=env)
+    with pytest.raises(UsageError, match="settings travel to the workers as JSON"):
+        pool.set_option("rewards", {"pay": object()})
+    assert set(paid(pool)) == {1.0}
+
+
+def test_an_option_that_an_environment_refuses_ends_the_run_and_is_not_tried_again(start):
+    pool = start(toy("Duo"))
+    play(pool, 3)
+    pool.set_option("rewards", {"pay": -1.0})
+    with pytest.raises(WorkerDied, match=r"(?s)Duo takes no rewards = \{'pay': -1.0\}.*It refused a setting"):
+        play(pool, 3)
+    with pytest.raises(WorkerDied, match="It refused a setting"):
+        pool.set_option("rewards", {"pay": 1.0})
+    assert pool.restarts == 0
+
+
+def test_an_environment_without_options_says_so(start):
+    pool = start(toy())
+    pool.set_option("rewards", {"pay": 1.0})
+    with pytest.raises(EnvError, match=r"'rewards' cannot be changed while it runs: GymnasiumEnv has no method set"):
+        play(pool, 2)
 
 
 def test_a_picture_of_one_row(start):

@@ -229,6 +229,43 @@ def test_rewards_change_while_a_match_runs(make):
     assert [one.weights["frag"] for one in env.players._shapings] == [1.0, 2.0]
 
 
+def test_players_are_named_and_matches_counted():
+    """By stubs: a match of two steps."""
+    leaves = {"obs": np.zeros((2, 1), np.float32)}
+
+    class Stub:
+        num_agents, spec, count = 2, {"info": []}, 0
+        set_rewards = set_option = render = close = None
+
+        def begin(self, seed):
+            return leaves
+
+        def play(self, discrete):
+            self.count += 1
+            return leaves, np.zeros(2), self.count % 2 == 0
+
+        def results(self):
+            return [{}, {}]
+
+    env = deathmatch.MatchEnv(Stub())
+    assert env.games == 0
+    env.reset(1)
+    counted = [env.games]
+    for _ in range(4):
+        env.step(np.zeros((2, 1), np.int64))
+        counted.append(env.games)
+    assert counted == [1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("name", "agents"), [("duel", ("player_0", "player_1")), ("duel_bots", ())])
+def test_a_match_declares_its_agents_and_the_weights_that_can_be_set(make, name, agents):
+    spec = EnvSpec.from_json(json.loads(json.dumps(make(name, rewards={"frag": 2.5}).spec)))
+    kind = deathmatch.MATCHES[name]
+    assert spec.agents == agents
+    assert spec.rewards == {**kind.rewards, "frag": 2.5}
+    make(name).set_option("rewards", spec.rewards)  # it takes what it declares
+
+
 # --- the contract ------------------------------------------------------------------------------------------
 
 

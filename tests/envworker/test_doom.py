@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pronghorn.envworker import doom
+from pronghorn.envworker import doom, shaping
 from pronghorn.envworker.doom import SCENARIOS, DoomEnv, nearest_resize
 from pronghorn.types import EnvSpec
 
@@ -90,6 +90,15 @@ def test_action_layout_all_is_the_same_for_every_scenario():
     specs = [EnvSpec.from_json(DoomEnv(name, actions="all").spec).action for name in SCENARIOS]
     assert set(specs) == {specs[0]}
     assert specs[0].discrete == (3, 3, 3, 2, 2, 2)
+
+
+def test_only_a_scenario_with_shaped_rewards_declares_weights_and_takes_them():
+    plain, shaped = DoomEnv("basic"), DoomEnv("basic", rewards={"hit": 0.5})
+    assert EnvSpec.from_json(plain.spec).rewards == {}
+    assert EnvSpec.from_json(shaped.spec).rewards == {**dict.fromkeys(shaping.AMOUNTS, 0.0), "hit": 0.5}
+    shaped.set_option("rewards", shaped.spec["rewards"])
+    with pytest.raises(ValueError, match="doom:basic has no setting 'rewards'"):
+        plain.set_option("rewards", {"hit": 0.5})
 
 
 def test_factors_press_the_buttons_that_they_name():

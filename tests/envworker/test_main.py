@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,8 +29,9 @@ ARRAYS = {
     "at_work": [512, "int32", [1]],
     "obs/obs": [576, "float32", [2, 1, 1]],
     "final/obs": [640, "float32", [1, 1]],
+    "game": [704, "int64", [1]],
 }
-SIZE = 704
+SIZE = 768
 
 
 class Trainer:
@@ -129,6 +131,27 @@ def test_an_error_is_told_with_its_place(trainer):
         "steps": 1,
     }  # fmt: skip
     assert "toy_envs.py" in report["traceback"]
+    assert trainer.process.wait(10) == 1
+
+
+@pytest.mark.parametrize("only", [None, 0, 1])
+def test_a_setting_reaches_one_environment_or_all(only):
+    """env: the number within the worker."""
+    worker, settings = protocol.Worker(None, -1), []
+    worker._envs = [SimpleNamespace(set_option=lambda *setting, n=n: settings.append((n, *setting))) for n in range(2)]
+    worker._rare(protocol.OPTION, {"name": "pay", "value": 2.0, "env": only})
+    assert settings == [(n, "pay", 2.0) for n in range(2) if only in (None, n)]
+    assert worker._phase == "step"
+
+
+def test_a_setting_that_is_refused_is_told_with_its_place(trainer):
+    trainer.start()
+    trainer.attach()
+    trainer.channel.send_json(protocol.OPTION, {"name": "pay", "value": 2.0})
+    kind, _, _, payload = trainer.channel.receive()
+    report = json.loads(payload)
+    assert (kind, report["env"], report["phase"]) == (protocol.ERROR, 0, "option")
+    assert "'pay' cannot be changed while it runs: GymnasiumEnv has no method set_option" in report["message"]
     assert trainer.process.wait(10) == 1
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from pronghorn.envworker import main as protocol
 from pronghorn.envworker.building import flat, make
 from pronghorn.envworker.many_rows import FIRST, INACTIVE, LAST, STEPPED
 from pronghorn.envworker.spaces import ContractBroken
@@ -301,11 +302,31 @@ def test_a_class_that_lacks_something_is_told_what(methods, match):
         play()
 
 
-def test_only_a_game_of_few_has_statistics_of_each_agent():
-    class Many(Mortals):
-        def __init__(self, count):
-            super().__init__()
-            self.possible_agents = list(range(count))
+class Many(Mortals):
+    def __init__(self, count):
+        super().__init__()
+        self.possible_agents = list(range(count))
 
-    assert flat(Many(16)).spec["agents"] == [str(n) for n in range(16)]
-    assert "agents" not in flat(Many(17)).spec
+
+@pytest.mark.parametrize("count", [16, 17])
+def test_agents_are_named_in_the_order_of_their_rows_and_only_a_game_of_few_has_statistics_of_each(count):
+    env = flat(Many(count))
+    assert env.spec["agents"] == [str(n) for n in range(count)]
+    shapes = {name: [0, "bool", [1]] for name in ("event", "reward", "info", "terminated", "truncated", "episode_over",
+                                                  "game", "discrete", "continuous", "at_work")}  # fmt: skip
+    rows = protocol.ManyRows(env, 0, protocol.Arrays(bytearray(1), shapes), ())
+    assert rows._record(3, {"hits": 2.0}) == {
+        "row": 3, "hits": 2.0, "length": 0, "return": 0.0, **({"return/3": 0.0, "length/3": 0} if count == 16 else {})
+    }  # fmt: skip
+
+
+def test_games_are_counted_by_resets():
+    """Two of Squad's games, of 5 steps each: an agent that returns within a game is still in the same."""
+    env, counted = squad(pad_spaces=True), []
+    assert env.games == 0
+    env.reset(1)
+    for _ in range(10):
+        counted.append(env.games)
+        env.step(np.zeros((3, 1), np.int64), np.zeros((3, 0), np.float32))
+    assert counted == [1] * 5 + [2] * 5
+    assert env.games == 3

@@ -452,3 +452,14 @@ def test_options_of_agents_are_refused_elsewhere():
             make("call", f"{toys}:Counter", {}, {name: value})
         with pytest.raises(ContractBroken, match=f"CartPole-v1: {name} is an option of environments of several agents"):
             make("gym", "CartPole-v1", {}, {name: value})
+
+
+@pytest.mark.parametrize("masks", ["", "info"])
+def test_games_are_counted_from_the_first_that_is_played(masks):
+    """Not the reset by which the adapter looks whether there are masks in the infos."""
+    env, counted = flat(Circle(length=4, masks=masks)), []
+    env.reset(1)
+    for move in range(8):
+        counted.append(env.games)
+        advance(env, env._on_turn, (move % 4 + 1) % 3)  # what the mask allows
+    assert counted == [1] * 4 + [2] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,16 @@ NESTED = spaces.Dict(
 
 
 @pytest.mark.case("SPA-18")
+def test_agents_and_weights_survive_the_way_there_and_back() -> None:
+    raw = {"observation": {}, "action": {"discrete": [2], "low": [], "high": []}, "agents": ["a", "b"]}
+    spec = EnvSpec.from_json({**raw, "rows_per_env": 2, "rewards": {"frag": 1}})
+    assert (spec.agents, spec.rewards) == (("a", "b"), {"frag": 1.0})
+    assert EnvSpec.from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
+    assert EnvSpec.from_json({**raw, "rows_per_env": 1, "agents": ["a"]}).agents == ()  # there is no game of one
+    del raw["agents"]  # as a run of before saved it
+    assert (EnvSpec.from_json(raw).agents, EnvSpec.from_json(raw).rewards) == ((), {})
+
+
 @pytest.mark.parametrize(
     "space",
     [NESTED, *NESTED.spaces.values(), spaces.Discrete(5, start=3), spaces.MultiDiscrete([4]), spaces.Box(-1, 1, (60,))],

@@ -19,9 +19,9 @@ from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.training.acting import Acting, EagerActing, GraphActing, Snapshot
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.player import Player, Publisher
-from pronghorn.training.sampler import Sampler
+from pronghorn.training.sampler import Sampler, part_of
 from pronghorn.training.store import Store, stored_leaves
-from pronghorn.types import EnvSpec, LeafSpec, Pool
+from pronghorn.types import EnvSpec, LeafSpec, Pool, Ready
 from recorded_graphs import RecordingQueue
 from scripted_pool import ScriptedPool
 
@@ -278,6 +278,18 @@ def test_without_a_learner_sampling_stops_and_nothing_grows() -> None:
     run(sampler, 4)
     assert len(pool.sent) > sent  # and go on when there is room
     assert addresses == {name: tensor.data_ptr() for name, tensor in sampler.players[0].store.obs.items()}
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_part_of_what_came_has_the_games_of_its_rows(counted: bool) -> None:
+    never, rows = np.zeros(3, np.bool_), np.array([4, 5, 6])
+    ready = Ready(
+        rows, np.zeros(3, np.uint8), {"obs": rows[:, None]}, np.zeros(3, np.float32), never, never, never,
+        np.zeros(0, np.int64), {}, game=rows * 10 if counted else None,
+    )  # fmt: skip
+    part = part_of(ready, np.array([True, False, True]))
+    assert part.rows.tolist() == [4, 6]
+    assert (None if part.game is None else part.game.tolist()) == ([40, 60] if counted else None)
 
 
 # ------------------------------------------------------------------------------------------ agents that are gone

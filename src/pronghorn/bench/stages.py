@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pronghorn.config import Config, replace
 from pronghorn.envs.registry import make_pool
-from pronghorn.errors import PronghornError
+from pronghorn.errors import EnvError, PronghornError
 from pronghorn.evaluation.evaluate import random_actions
 from pronghorn.evaluation.policy import build_model, load_spec, make_actor
 from pronghorn.machine import keep_memory_mapped, limit_threads, pick_device
@@ -162,6 +162,10 @@ class MadeUpPool:
 
     def send(self, rows: NDArray[np.int64], discrete: NDArray[np.int64], continuous: NDArray[np.float32]) -> None:
         """Actions change nothing."""
+
+    def set_option(self, name: str, value: Any, env: int | None = None) -> None:
+        """See `Pool`. Raises EnvError."""
+        raise EnvError(f"set_option: '{name}': what is made up for measurements has no settings; leave them out")
 
     def reseed(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)

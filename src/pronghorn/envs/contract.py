@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pronghorn.envs.process import typed_error
 from pronghorn.envs.registry import resolve
 from pronghorn.envworker import building, loading, spaces
-from pronghorn.envworker.many_rows import has_rows
+from pronghorn.envworker.many_rows import has_rows, require_agents
 from pronghorn.errors import EnvError, UsageError
 from pronghorn.types import Event
 
@@ -191,6 +191,7 @@ def _check_spec(env: Any) -> list[str]:
     missing = [name for name in ("reset", "step", "render", "close") if not callable(getattr(env, name, None))]
     if missing:
         raise _broken("reset, step, render and close exist", f"{missing} are missing", "Add them.")
+    _translated(lambda: require_agents(env))
     return [rule, "reset, step, render and close exist"]
 
 

@@ -116,6 +116,14 @@ class LanePool(ABC):
             lane.state = LaneState.STEPPING
             self._pending.append(lane)
 
+    def set_option(self, name: str, value: Any, env: int | None = None) -> None:
+        """See `Pool`. Raises EnvError: native code takes its settings when it is made."""
+        raise EnvError(
+            f"set_option: '{name}' of {', '.join(self.tasks)} cannot be changed while it runs, as the native "
+            "environments of ale-py and EnvPool take settings only when they are made. Give it in env.args, or play an "
+            "environment of worker processes that has set_option()."
+        )
+
     def reseed(self, seed: int) -> None:
         """See `Pool`. A unit in mid-step is waited for; the rows are reset by the next recvs."""
         self._seed = seed

@@ -77,6 +77,7 @@ def map_layout(spec: EnvSpec, num_rows: int, num_workers: int) -> tuple[int, dic
         "terminated": ("bool", (num_rows,)),
         "truncated": ("bool", (num_rows,)),
         "episode_over": ("bool", (num_rows,)),
+        "game": ("int64", (num_rows,)),
         "info": ("float32", (num_rows, len(spec.info))),
         "discrete": ("int64", (num_rows, spec.action.num_discrete)),
         "continuous": ("float32", (num_rows, spec.action.num_continuous)),
@@ -94,7 +95,10 @@ def map_layout(spec: EnvSpec, num_rows: int, num_workers: int) -> tuple[int, dic
 
 
 def merged(raw: Sequence[Mapping[str, Any]]) -> EnvSpec:
-    """The one spec of all tasks. Raises EnvError that names the first difference and both tasks."""
+    """The one spec of all tasks. Raises EnvError that names the first difference and both tasks.
+
+    Weights of shaped rewards are in it only if all tasks begin with the same: what one lacks cannot be set in all.
+    """
     specs = [EnvSpec.from_json(one) for one in raw]
     first = specs[0]
     for other in specs[1:]:
@@ -102,6 +106,8 @@ def merged(raw: Sequence[Mapping[str, Any]]) -> EnvSpec:
     info = tuple(dict.fromkeys(name for spec in specs for name in spec.info))
     if any(spec.action.tree != first.action.tree for spec in specs):  # equal factors, put together differently
         first = replace(first, action=replace(first.action, tree=""))
+    if any(spec.rewards != first.rewards for spec in specs):
+        first = replace(first, rewards={})
     return replace(first, info=info, name=",".join(dict.fromkeys(spec.name for spec in specs)))
 
 
@@ -116,10 +122,11 @@ def _require_equal(a: EnvSpec, b: EnvSpec) -> None:
         ("action (upper bounds)", a.action.high, b.action.high),
         ("number of frames per step", a.frame_skip, b.frame_skip),
         ("number of rows of an environment", a.rows_per_env, b.rows_per_env),
+        ("names of the agents of a game", ", ".join(a.agents), ", ".join(b.agents)),
     ]
     for what, one, other in parts:
         if one != other:
             raise EnvError(
                 f"the tasks differ in the {what}: {a.name} has {one or 'none'}, {b.name} has {other or 'none'}. "
-                "One policy plays all tasks of a run, so their observations and actions must be equal."
+                "What plays one task of a run plays all, so their observations, actions and agents must be equal."
             )

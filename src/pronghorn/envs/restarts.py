@@ -19,7 +19,8 @@ class RestartBudget:
     raise it again: after NUM_EQUAL such lives in a row of one worker, in none of which an episode ended, the rest of
     the budget would only put the end off. Failures that depend on chance (another step, another text), kills and hangs
     have the whole budget, and so has a failure in the first step of a life: all lives that end there are equal, also
-    those that end by chance or because something outside is not there yet.
+    those that end by chance or because something outside is not there yet. A setting that was refused (`set_option`)
+    would be refused again, as each life is told it, so its first refusal is the last.
     """
 
     def __init__(self, budget: int, window_s: float) -> None:
@@ -49,6 +50,8 @@ class RestartBudget:
                 "(restart_budget, restart_window_s)."
             )
         self._deaths.append(time.monotonic())
+        if report is not None and report["phase"] == "option":
+            return "It refused a setting (set_option), which its successor would be told and refuse as well."
         if self._num_equal(worker, report) >= NUM_EQUAL:
             return (
                 f"{NUM_EQUAL} times in a row this worker failed so in the same step and before any episode ended: "

@@ -135,7 +135,7 @@ class WorkerPool:
         self.tasks = tuple(env.name for env in self._envs)
         self._number_rows(1)  # until the workers say how many rows an environment has
         self._generation = [0] * num_workers
-        self._set_options: dict[str, Any] = {}
+        self._options: dict[tuple[str, int | None], Any] = {}  # by (name, environment, None for all): the last value
         self._frame: NDArray[np.uint8] | None = None
         self._next_check, self._looked = 0.0, time.monotonic()
         self._starting, self._mapped, self._closed = True, False, False
@@ -237,7 +237,7 @@ class WorkerPool:
         ready = Ready(
             rows, self._event[rows], obs, self._reward[rows], self._terminated[rows], self._truncated[rows],
             self._episode_over[rows], self._no_rows, self._no_final,
-            self._info[rows] if self.spec.info else None,
+            self._info[rows] if self.spec.info else None, game=self._game[rows] if self.spec.agents else None,
         )  # fmt: skip
         self._hand_over(units, ready)
         if ready.truncated.any():
@@ -288,12 +288,42 @@ class WorkerPool:
                 process.send_json(protocol.RESEED, {"seeds": self._seeds(process.index)})
                 self._expect_ready(process.index, self._step_timeout_s)
 
-    def set_option(self, name: str, value: Any) -> None:
-        """Call `set_option(name, value)` of every environment, restarted ones included, before its next step."""
-        self._set_options[name] = value
+    def set_option(self, name: str, value: Any, env: int | None = None) -> None:
+        """Call `set_option(name, value)` of one environment or of all before the next step, and after each restart.
+
+        env: number of the environment, its first row // rows_per_env; None: all, in place of what single ones were
+            told before. value: JSON. Restarted ones are told the last value only, so give a table whole.
+        Call it from the thread that calls recv and send. What an environment refuses, a later recv raises.
+        Raises UsageError: no such environment, or a value that is not JSON.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._require_env(env)
+        value = _as_json(name, value)
+        for key in [key for key in self._options if key[0] == name and env in (None, key[1])]:
+            del self._options[key]  # the order, in which restarted ones are told, is that of the last calls
+        self._options[name, env] = value
         for process in self._processes:
             if process is not None and process.attached:
-                process.send_json(protocol.OPTION, {"name": name, "value": value})
+                self._tell_option(process, name, value, env)
+
+    def _require_env(self, env: int | None) -> None:
+        num_envs = self.num_rows // self._rows_per_env
+        if env is not None and not 0 <= env < num_envs:
+            raise UsageError(
+                f"set_option: env = {env}, and there are {num_envs}; give the environment's first row // rows_per_env "
+                f"(0 to {num_envs - 1}), or None for all"
+            )
+
+    def _tell_option(self, process: WorkerProcess, name: str, value: Any, env: int | None) -> None:
+        """Send a setting to a worker, if the environment (None: all) is one of its own."""
+        index = None
+        if env is not None:
+            first_row = env * self._rows_per_env
+            if self._unit_of_row[first_row].worker != process.index:
+                return
+            index = self._rows_of(process.index).index(first_row)
+        process.send_json(protocol.OPTION, {"name": name, "value": value, "env": index})
 
     def render(self, row: int) -> NDArray[np.uint8] | None:
         """The picture [H, W, 3] of the row's environment between its steps, or None if it has none."""
@@ -398,8 +428,8 @@ class WorkerPool:
                 "seeds": self._seeds(process.index), "info": self.spec.info,
             },
         )  # fmt: skip
-        for name, value in self._set_options.items():
-            process.send_json(protocol.OPTION, {"name": name, "value": value})
+        for (name, env), value in self._options.items():
+            self._tell_option(process, name, value, env)
         self._expect_ready(process.index, self._start_timeout_s)
 
     def _map(self) -> None:
@@ -411,7 +441,7 @@ class WorkerPool:
         self._obs, self._final = arrays.obs, arrays.final_obs
         self._event, self._reward, self._info = arrays.event, arrays.reward, arrays.info
         self._terminated, self._truncated = arrays.terminated, arrays.truncated
-        self._episode_over, self._at_work = arrays.episode_over, arrays.at_work
+        self._episode_over, self._game, self._at_work = arrays.episode_over, arrays.game, arrays.at_work
         self._discrete, self._continuous = arrays.discrete, arrays.continuous
         self._all_rows = np.arange(self.num_rows, dtype=np.int64)
         self._gathered = {name: np.empty_like(array[0]) for name, array in self._obs.items()}
@@ -590,6 +620,17 @@ def _require_sizes(envs: Sequence[ResolvedEnv], num_workers: int, envs_per_worke
             f"{len(envs)} tasks cannot be dealt to {num_workers * envs_per_worker} environments",
             "Give every task at least one: raise env.num_workers or env.envs_per_worker.",
         )  # fmt: skip
+
+
+def _as_json(name: str, value: Any) -> Any:
+    """A copy of a setting's value, as the workers get it. Raises UsageError."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"set_option: {name} = {value!r}: settings travel to the workers as JSON ({error}); give numbers, text, "
+            "lists and tables only"
+        ) from None
 
 
 def _cores(pin: str, num_workers: int) -> list[int]:

@@ -16,7 +16,6 @@ from .spaces import ContractBroken
 
 METHODS = ("observation_space", "action_space", "reset", "step")
 TEAM_REWARDS = ("none", "sum", "mean")
-MAX_NAMED_AGENTS = 16  # up to here each has statistics of its own
 OUTCOME = "outcome"  # the info entry, and the entry of an episode's record, that say who won: 1, 0 (a draw) or -1
 
 
@@ -47,6 +46,8 @@ class AgentsEnv(RowsEnv):
 
     An agent's last record (reward, flags, final observation) comes together with the observation it begins anew with.
 
+    games: resets so far, the number of the game that is being played.
+
     pad_spaces: see JointSpaces. team_reward: 'sum' or 'mean' gives each agent that is in the game at a step the sum or
     mean of what they all got there; 'none' leaves each its own.
     """
@@ -62,6 +63,7 @@ class AgentsEnv(RowsEnv):
     ) -> None:
         """options: of RowsEnv."""
         self.agents = list(env.possible_agents)
+        self.games = 0
         super().__init__(env, len(self.agents), **options)
         missing = [name for name in METHODS if not callable(getattr(env, name, None))]
         if missing:
@@ -78,9 +80,12 @@ class AgentsEnv(RowsEnv):
         self._held: Dict[int, End] = {}  # by row: ends that are not delivered yet
         self._game = Game(self.count)
         self.spec = self._spec(self._spaces.observation, self._spaces.action, rows_wait=True)
-        self.spec["is_game"] = True
-        if self.count <= MAX_NAMED_AGENTS:
-            self.spec["agents"] = [str(agent) for agent in self.agents]
+        self.spec["agents"] = [str(agent) for agent in self.agents]
+
+    def _new_game(self, seed: Optional[int]) -> Any:
+        """What the environment's reset returns, by which the next game begins."""
+        self.games += 1
+        return self._raw_reset(seed)
 
     def _masks_in_infos(self) -> bool:
         """Whether action masks are read from the infos, and not from observations."""

@@ -4,8 +4,8 @@ A flat environment (`FlatEnv`, by duck typing) is any object with
 
     spec          dict: {"observation": {leaf: {"shape", "dtype", "kind", "layout", "low", "high", "n"}},
                          "action": {"discrete": [n, ...], "low": [...], "high": [...]}, "rows_per_env": 1,
-                         "frame_skip": k, "info": [names], "render_fps": f, "name": s, "agents": [names of rows],
-                         "is_game": whether several rows are the agents of one game}
+                         "frame_skip": k, "info": [names], "render_fps": f, "name": s,
+                         "agents": [names of rows that are agents of one game], "rewards": {name: weight}}
     reset(seed)   seed: int or None -> {leaf: array}
     step(discrete, continuous)      discrete: int64 [D], 0-based; continuous: float32 [C] ->
                   (obs, reward, terminated, truncated, episode_over, info)
@@ -13,7 +13,9 @@ A flat environment (`FlatEnv`, by duck typing) is any object with
                   episode_over False, and no reset follows it
     render()      uint8 [H, W, 3], or None;      close()
     stats()       optional: numbers for the record of the episode that just ended
-    set_option(name, value)         optional: changes a named setting of the running environment
+    set_option(name, value)         optional: changes a named setting of the running environment; one whose spec has
+                  "rewards" takes such a table under that name
+    games         where the spec has "agents": the number of games begun so far
 """
 
 from __future__ import annotations

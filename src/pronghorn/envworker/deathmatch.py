@@ -176,12 +176,13 @@ class Players:
             "observation": doom.leaves(height, width, NUM_MEASUREMENTS if self._has_measurements else 0),
             "action": {"discrete": [len(factor) for factor in FACTORS], "low": [], "high": []},
             "rows_per_env": self.num_agents,
-            "is_game": self.num_agents > 1,
             "rows_wait": False,
             "frame_skip": self.frame_skip,
             "info": [OUTCOME, "frags", "deaths"],
             "render_fps": doom.TICS_PER_SECOND / self.frame_skip,
             "name": self.name,
+            "agents": ["player_%d" % agent for agent in range(self.num_agents)] if self.num_agents > 1 else [],
+            "rewards": dict(self._shapings[0].weights),  # all begin with the same
         }
 
     # ------------------------------------------------------------------------------------------------ the match
@@ -322,16 +323,20 @@ class Players:
 
 
 class MatchEnv:
-    """Several agents in one match as the rows of one environment (many_rows.py); it starts the next match itself."""
+    """Several agents in one match as the rows of one environment (many_rows.py); it starts the next match itself.
+
+    games: matches begun so far.
+    """
 
     def __init__(self, players: Players) -> None:
+        self.games = 0
         self.players, self.spec = players, players.spec
         self.set_rewards, self.set_option = players.set_rewards, players.set_option
         self.render, self.close = players.render, players.close
 
     def reset(self, seed: Optional[int] = None) -> VectorStep:
         """Start a match and return its first observations."""
-        step = VectorStep.first(self.players.begin(seed), self.players.num_agents)
+        step = VectorStep.first(self._begin(seed), self.players.num_agents)
         step.info = self._info(None)
         return step
 
@@ -340,7 +345,7 @@ class MatchEnv:
         obs, rewards, over = self.players.play(discrete)
         results = self.players.results() if over else None
         if over:
-            obs = self.players.begin(None)
+            obs = self._begin(None)
         ends = np.full(self.players.num_agents, over)
         step = VectorStep(obs, rewards, ends, np.zeros_like(ends))
         step.info = self._info(results)
@@ -348,6 +353,10 @@ class MatchEnv:
         if results is not None:
             step.games = {0: [result[OUTCOME] for result in results]}
         return step
+
+    def _begin(self, seed: Optional[int]) -> Dict[str, NDArray[Any]]:
+        self.games += 1
+        return self.players.begin(seed)
 
     def _info(self, results: Optional[List[Dict[str, float]]]) -> Dict[str, NDArray[Any]]:
         """The declared columns [A]: of a match that ended its results, else nothing (NaN)."""

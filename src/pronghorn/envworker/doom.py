@@ -341,6 +341,7 @@ class DoomEnv:
             "info": [],
             "render_fps": TICS_PER_SECOND / self._frame_skip,
             "name": self._name,
+            "rewards": {} if self._shaping is None else dict(self._shaping.weights),
         }
 
     def _observe(self, state: Any) -> Obs:

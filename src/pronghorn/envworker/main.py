@@ -10,8 +10,9 @@ one shared map; one Unix stream socket carries the wake-ups. A message is an 8-b
     ATTACH  {"size", "arrays", "worker", "rows",        READY  group, slot; payload: records of ended episodes
              "groups", "seeds", "info"}                 ERROR  {"code", "message", "traceback", "env", ...}
     STEP    group, slot (no payload)                    FRAME  height, width, channels (3 x u32), pixels
-    RESEED  {"seeds"}     OPTION {"name", "value"}
-    RENDER  {"env"}       CLOSE
+    RESEED  {"seeds"}     OPTION {"name", "value",
+    RENDER  {"env"}               "env": index or null
+    CLOSE                         for all}
 
 The trainer answers SPEC by sizing the map and ATTACH; the worker resets its rows and reports each group READY.
 Then the trainer writes actions into the map and sends STEP for a group; the worker steps that group's
@@ -74,6 +75,7 @@ SPEC, READY, ERROR, FRAME = range(16, 20)
 NUM_SLOTS = 2
 BY_AGENT = ("return", "length", "outcome")  # numbers of an episode's record that are also kept for each agent
 OUTCOMES = "outcomes"  # in the first record after a game's end: what it declared for each row of its environment
+MAX_NAMED_AGENTS = 16  # in games of more they are not
 
 Message = Tuple[int, int, int, bytes]
 
@@ -118,7 +120,7 @@ class Arrays:
         self.final_obs = {name[6:]: view for name, view in views.items() if name.startswith("final/")}  # [R, ...]
         self.event, self.reward, self.info = views["event"], views["reward"], views["info"]  # [R], [R], [R, K]
         self.terminated, self.truncated = views["terminated"], views["truncated"]
-        self.episode_over = views["episode_over"]
+        self.episode_over, self.game = views["episode_over"], views["game"]  # [R], [R]
         self.discrete, self.continuous = views["discrete"], views["continuous"]  # [R, D], [R, C]
         self.at_work = views["at_work"]  # [W] number of the environment that each worker is stepping
 
@@ -244,7 +246,7 @@ class ManyRows:
         """Of the episode that ended in one of the rows; what every episode has is there by the agent's name as well."""
         own = {"length": int(self.episode_steps[i]), "return": float(self.episode_return[i])}
         record: Dict[str, Any] = {**step.stats.get(i, {}), **own}
-        if self._agents:
+        if 0 < len(self._agents) <= MAX_NAMED_AGENTS:
             by_agent = {"%s/%s" % (name, self._agents[i]): record[name] for name in BY_AGENT if name in record}
             record.update(by_agent)
         if i in step.games:
@@ -260,6 +262,8 @@ class ManyRows:
         self._write(a.obs, step.obs, step.event != many_rows.INACTIVE, slot)
         a.reward[rows], a.event[rows] = _finite_reward(step.reward), step.event
         a.terminated[rows], a.truncated[rows], a.episode_over[rows] = step.terminated, step.truncated, step.episode_over
+        if self._agents:
+            a.game[rows] = self.env.games  # that of the rows that begin now, if any does
         for column, name in enumerate(self.info):
             a.info[rows, column] = step.info.get(name, np.nan)
 
@@ -338,6 +342,7 @@ class Worker:
             self._at_work = index
             made = building.make(env["kind"], env["target"], env["kwargs"], env["options"])
             self._envs.append(made)
+            many_rows.require_agents(made)
             spec = dict(made.spec, name=env["name"])
             if spec not in specs:
                 specs.append(spec)
@@ -387,11 +392,11 @@ class Worker:
         if kind == RESEED:
             self._begin(value["seeds"])
         elif kind == OPTION:
-            for index, env in enumerate(self._envs):
-                self._at_work = index
-                if not hasattr(env, "set_option"):
-                    raise spaces.ContractBroken("%s has no set_option()" % type(env).__name__)
-                env.set_option(value["name"], value["value"])
+            self._phase = "option"
+            only = value.get("env")
+            for index in range(len(self._envs)) if only is None else [only]:
+                self._set_option(index, value["name"], value["value"])
+            self._phase = "step"
         elif kind == RENDER:
             frame = self._envs[value["env"]].render()
             shape = (0, 0, 0) if frame is None else frame.shape
@@ -399,6 +404,17 @@ class Worker:
             self._channel.send(FRAME, payload=FRAME_SHAPE.pack(*shape) + pixels)
         else:
             raise RuntimeError("unknown message of kind %d" % kind)
+
+    def _set_option(self, index: int, name: str, value: Any) -> None:
+        self._at_work = self._shared_at_work[0] = index
+        env = self._envs[index]
+        if not hasattr(env, "set_option"):
+            raise spaces.ContractBroken(
+                "the setting '%s' cannot be changed while it runs: %s has no method set_option(name, value); write one "
+                "(pronghorn/envworker/building.py), or set it when the environment is made"
+                % (name, type(env).__name__)
+            )
+        env.set_option(name, value)
 
     def _report(self, error: Exception) -> None:
         steps = [row.total_steps for rows in self._groups for index, row in rows if index == self._at_work]

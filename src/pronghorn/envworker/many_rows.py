@@ -113,6 +113,23 @@ def has_rows(env: Any) -> bool:
     return isinstance(env, RowsEnv) or env.spec.get("rows_per_env", 1) > 1
 
 
+def require_agents(env: Any) -> None:
+    """An environment that names the agents of its game names each row's, and counts games. Raises ContractBroken."""
+    agents, count = env.spec.get("agents", ()), env.spec.get("rows_per_env", 1)
+    if not agents or not has_rows(env):
+        return
+    if len(agents) != count:
+        raise ContractBroken(
+            "%s: spec['agents'] names %d agents of %d rows; give one name for each row, in their order, or none where "
+            "the rows are not agents of one game" % (type(env).__name__, len(agents), count)
+        )
+    if not isinstance(getattr(env, "games", None), (int, np.integer)):
+        raise ContractBroken(
+            "%s names the agents of its game in spec['agents'], so its attribute `games` has to be the number of games "
+            "begun so far: set it to 0, and add 1 at each reset" % type(env).__name__
+        )
+
+
 def is_number(value: Any) -> bool:
     """A plain, finite number, as the records of episodes hold them."""
     return isinstance(value, (bool, int, float, np.number, np.bool_)) and math.isfinite(float(value))

@@ -25,7 +25,7 @@ class ParallelEnv(AgentsEnv):
     def reset(self, seed: Optional[int] = None) -> VectorStep:
         self._held, self._game = {}, Game(self.count)
         step = self._nothing()
-        self._arrive(step, *self._by_agent("reset", self._raw_reset(seed), RESET))
+        self._arrive(step, *self._by_agent("reset", self._new_game(seed), RESET))
         return step
 
     def step(self, discrete: Any, continuous: Any) -> VectorStep:
@@ -39,7 +39,7 @@ class ParallelEnv(AgentsEnv):
             self._read(step, row, reward, *[part.get(self.agents[row]) for part in parts])
         if self._is_over([agent for agent in chosen if terminated.get(agent) or truncated.get(agent)]):
             self._game.over, self._game = True, Game(self.count)
-            obs, infos = self._by_agent("reset", self._raw_reset(None), RESET)
+            obs, infos = self._by_agent("reset", self._new_game(None), RESET)
         self._arrive(step, obs, infos)
         return step
 

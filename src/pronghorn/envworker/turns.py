@@ -61,7 +61,7 @@ class TurnsEnv(AgentsEnv):
         return ACTION_MASK in (self.env.infos.get(self.env.agent_selection) or {})
 
     def _start(self, seed: Optional[int]) -> None:
-        self._raw_reset(seed)
+        self._new_game(seed)
         self._acted, self._ended, self._game = set(), set(), Game(self.count)
         for sums in (self._own, self._given, self._sums):
             sums[:] = 0.0

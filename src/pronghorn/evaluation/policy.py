@@ -250,7 +250,8 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
         "info": spec.info,
         "render_fps": spec.render_fps,
         "name": spec.name,
-        "is_game": spec.is_game,
+        "agents": spec.agents,
+        "rewards": dict(spec.rewards),
     }  # fmt: skip
 
 

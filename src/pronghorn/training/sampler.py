@@ -212,4 +212,5 @@ def part_of(ready: Ready, keep: NDArray[np.bool_]) -> Ready:
         ready.terminated[keep], ready.truncated[keep], ready.episode_over[keep],
         place[ready.final_index[final]], {k: v[final] for k, v in ready.final_obs.items()},
         None if ready.info is None else ready.info[keep], [r for r in ready.records if r["row"] in kept],
+        None if ready.game is None else ready.game[keep],
     )  # fmt: skip
