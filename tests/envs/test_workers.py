@@ -559,6 +559,7 @@ def test_options_of_one_environment_survive_restarts_until_one_is_set_for_all(st
     assert restarted(0) == [2, 2, 4, 4]
     pool.set_option("rewards", {"pay": 5.0})
     assert restarted(1) == [5, 5, 5, 5]
+    assert list(pool._options) == [("rewards", None)]  # what single ones were told is not told again
     pool.set_option("rewards", {"pay": 6.0}, env=0)
     pool.reseed(3)
     assert paid(pool) == [6, 6, 5, 5]
