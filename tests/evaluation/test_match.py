@@ -91,6 +91,7 @@ def test_several_tasks_are_each_played_both_ways() -> None:
     assert counts(ratings, "rock", "other rock") == (2, 4, 2)
 
 
+@pytest.mark.case("EVL-08")
 def test_short_games_are_not_counted_more_often_than_long_ones() -> None:
     """Games of 1 step are won by the first side, as many of 30 steps by the second. The first 64 games to end, of 64
     environments, would nearly all be short ones."""
@@ -304,6 +305,7 @@ def test_environments_that_are_no_game_are_refused() -> None:
         play_matches([rock, paper], Config(env=EnvConfig(id=f"{TOYS}:vector_cart_poles")), games=1, seed=1)
 
 
+@pytest.mark.case("MAS-19")
 @pytest.mark.parametrize("declares", ["nothing", "first"])
 def test_games_that_do_not_declare_who_won_are_an_error(declares: str) -> None:
     with pytest.raises(EnvError, match=r"who won was not declared for each agent: .*set info\['outcome'\] of each"):
