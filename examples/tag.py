@@ -3,7 +3,8 @@
 Catch on a ring of cells: both move at once, the runner stumbles now and then. If the catcher meets it, or passes
 through it, within 20 steps, the catcher wins; else the runner does. One policy learns both sides.
 
-    pronghorn train examples/tag.py:Tag --minutes 2
+    pronghorn train examples/tag.py:Tag --minutes 2 --run-dir runs/tag
+    pronghorn match runs/tag examples/tag.py:straight random
     python -c "import pronghorn; print(*pronghorn.check_env('examples/tag.py:Tag'), sep='\\n')"
 """
 
@@ -63,3 +64,14 @@ class Tag:
         left = 1.0 - self.time / STEPS
         seen = {"catcher": (1.0, 2 * gap / CELLS, left), "runner": (-1.0, -2 * gap / CELLS, left)}
         return {agent: np.array(x, np.float32) for agent, x in seen.items()}
+
+
+def straight(spec: Any, seed: int) -> Any:
+    """A scripted player for matches: the catcher takes the shorter way to the runner, which moves away from it."""
+
+    def act(obs: dict[str, Any], first: Any) -> tuple[Any, None]:
+        """obs: [N, 3] of the agents that act now. Actions: discrete [N, 1], and none that are continuous."""
+        is_catcher, gap, _ = obs["obs"].T
+        return (1 + np.sign(is_catcher * gap)).astype(np.int64)[:, None], None
+
+    return act

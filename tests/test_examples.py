@@ -255,6 +255,20 @@ def test_a_game_in_one_plain_class_needs_no_pettingzoo() -> None:
     assert result.stdout == "the last observation of an episode fits, and reset starts the next\n"
 
 
+@pytest.mark.timeout(60)
+def test_the_scripted_player_of_tag_beats_random() -> None:
+    from pronghorn.config import Config, EnvConfig
+    from pronghorn.evaluation.match import play_matches
+    from pronghorn.evaluation.players import load_player
+
+    tag = str(EXAMPLES / "tag.py")
+    players = [load_player(f"{tag}:straight"), load_player("random")]
+    ratings = play_matches(players, Config(env=EnvConfig(id=f"{tag}:Tag")), games=40, seed=1)
+    pair = ratings.pair("tag:straight", "random")
+    assert pair.games == 40
+    assert pair.wins > 30
+
+
 def test_who_wins_at_tag() -> None:
     """The gap is that from the catcher to the runner, going right, of 12 cells in the ring."""
     tag = runpy.run_path(str(EXAMPLES / "tag.py"))

@@ -349,23 +349,34 @@ def test_each_game_is_told_once_with_the_outcomes_also_of_who_had_no_turn(declar
             self.gifts = {"1": {"a": sign, "b": 0 if declares else -sign}}
             self.last_infos = {"a": {"outcome": sign}, "b": {"outcome": -sign}} if declares else {}
 
-    env = flat(Folds())
-    step, told = env.reset(3), []
-    for _ in range(31):
-        (row,) = np.flatnonzero(step.event != INACTIVE)
-        told += list(step.games.items())
-        step = advance(env, row, 0)
-    assert told == [(0, [-1.0, 1.0]), (0, [1.0, -1.0])] * 6
+    assert games_told(flat(Folds()), 30) == [(0, [-1.0, 1.0]), (0, [1.0, -1.0])] * 6
 
 
 def test_a_game_that_declares_nothing_is_told_without_outcomes():
-    env = flat(Circle(num_agents=3))
+    assert games_told(flat(Circle(num_agents=3)), 13) == [(0, [None, None, None])] * 2
+
+
+@pytest.mark.case("MAS-04")
+def test_the_end_of_an_agent_that_returns_is_no_end_of_a_game():
+    """'b' ends on move 2 and on the last one, 9: what it declares then is what counts, and it is told once."""
+
+    class Twice(Circle):
+        def _info(self):
+            self.last_infos = {agent: {"outcome": -1 if self.move < 9 else 1} for agent in "ab"}
+            return super()._info()
+
+    env = flat(Twice(num_agents=2, length=9, ends={"2": {"b": "terminated"}}, comes_back={"5": "b"}))
+    assert games_told(env, 19) == [(0, [1.0, 1.0])] * 2
+
+
+def games_told(env, num_moves):
+    """(row, outcomes) of the games that records tell of."""
     step, told = env.reset(3), []
-    for _ in range(14):
+    for _ in range(num_moves + 1):
         (row,) = np.flatnonzero(step.event != INACTIVE)
         told += list(step.games.items())
         step = advance(env, row, 0)
-    assert told == [(0, [None, None, None])] * 2
+    return told
 
 
 def test_games_of_more_than_two_tell_no_outcome_of_their_own():

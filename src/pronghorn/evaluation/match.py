@@ -163,9 +163,10 @@ def _require_equal(player: PolicyPlayer, spec: EnvSpec, whose: str) -> None:
     parts += [("number of agents", own.rows_per_env, spec.rows_per_env)]
     for what, one, other in parts:
         if one != other:
+            shown = (one or "none", other or "none") if str(one) != str(other) else (repr(one), repr(other))
             raise UsageError(
-                f"{player.source} cannot play here: the {what} that it was trained with is {one or 'none'}, that of "
-                f"{whose} is {other or 'none'}. Players of one match need equal observations and actions."
+                f"{player.source} cannot play here: the {what} that it was trained with is {shown[0]}, that of {whose} "
+                f"is {shown[1]}. Players of one match need equal observations and actions."
             )
 
 

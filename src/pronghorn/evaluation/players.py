@@ -2,7 +2,8 @@
 
 It plays no game.
 
-A script's function is called once for each side that it is to play, as `function(spec, seed)`, and returns
+A script's function is called once for each agent of a game that it is to play (in a game of two: for each side), as
+`function(spec, seed)`, and returns
 
     act(obs, first) -> discrete, continuous                    or act(obs, first, rows), if it remembers anything
 
@@ -149,51 +150,51 @@ def _load_script(text: str, where: str, name: str) -> ScriptPlayer:
 
 
 class _Script:
-    """A script's functions of each side, made when the side is first to act, and the check of what they return."""
+    """What a script made for each agent of the game, when it is first to act, and the check of what it returns."""
 
     def __init__(self, player: ScriptPlayer, spec: EnvSpec, seed: int) -> None:
         self._player, self._spec, self._seed = player, spec, seed
         self._masks = [name for name, leaf in spec.observation.items() if leaf.kind == "mask"]
-        self._acts: dict[int, tuple[Callable[..., Any], bool]] = {}  # by side: act, and whether it takes rows
+        self._acts: dict[int, tuple[Callable[..., Any], bool]] = {}  # by agent: act, and whether it takes rows
 
     def __call__(self, ready: Ready, acts: NDArray[np.bool_]) -> Actions:
         positions, first = np.flatnonzero(acts), begins(ready)
-        sides = ready.rows[positions] % self._spec.rows_per_env
+        agents = ready.rows[positions] % self._spec.rows_per_env
         discrete = np.zeros((len(positions), self._spec.action.num_discrete), np.int64)
         continuous = np.zeros((len(positions), self._spec.action.num_continuous), np.float32)
-        for side in np.unique(sides).tolist():
-            of_side = sides == side
-            at = positions[of_side]
+        for agent in np.unique(agents).tolist():
+            of_agent = agents == agent
+            at = positions[of_agent]
             obs = {name: leaf[at] for name, leaf in ready.obs.items()}  # copies, which are the script's
-            result = self._ask(side, obs, first[at], ready.rows[at])
+            result = self._ask(agent, obs, first[at], ready.rows[at])
             mask = ready.obs[self._masks[0]][at] if self._masks else None
-            discrete[of_side], continuous[of_side] = self._checked(side, result, mask, len(at))
+            discrete[of_agent], continuous[of_agent] = self._checked(agent, result, mask, len(at))
         return discrete, continuous
 
-    def _ask(self, side: int, obs: Any, first: NDArray[np.bool_], rows: NDArray[np.int64]) -> Any:
-        if side not in self._acts:
-            act = self._player.function(self._spec, derive_seed(self._seed, side))
-            self._acts[side] = act, _takes_rows(act, self._player.name)
-        act, takes_rows = self._acts[side]
+    def _ask(self, agent: int, obs: Any, first: NDArray[np.bool_], rows: NDArray[np.int64]) -> Any:
+        if agent not in self._acts:
+            act = self._player.function(self._spec, derive_seed(self._seed, agent))
+            self._acts[agent] = act, _takes_rows(act, self._player.name)
+        act, takes_rows = self._acts[agent]
         return act(obs, first, rows) if takes_rows else act(obs, first)
 
-    def _checked(self, side: int, result: Any, mask: NDArray[Any] | None, count: int) -> Actions:
+    def _checked(self, agent: int, result: Any, mask: NDArray[Any] | None, count: int) -> Actions:
         """The actions as the environment takes them. Raises UsageError for whatever breaks the rules."""
         spec = self._spec.action
         if not (isinstance(result, tuple) and len(result) == 2):
-            raise self._error(side, f"returned {_short(result)}; it is (discrete, continuous)")
-        discrete = self._array(side, "discrete", result[0], (count, spec.num_discrete), "iu").astype(np.int64)
-        continuous = self._array(side, "continuous", result[1], (count, spec.num_continuous), "iuf").astype(np.float32)
-        self._require_choices(side, discrete, mask)
+            raise self._error(agent, f"returned {_short(result)}; it is (discrete, continuous)")
+        discrete = self._array(agent, "discrete", result[0], (count, spec.num_discrete), "iu").astype(np.int64)
+        continuous = self._array(agent, "continuous", result[1], (count, spec.num_continuous), "iuf").astype(np.float32)
+        self._require_choices(agent, discrete, mask)
         low, high = np.array(spec.low, np.float32), np.array(spec.high, np.float32)
         wrong = np.argwhere(~((continuous >= low) & (continuous <= high)))  # NaN is neither
         if len(wrong):
             row, i = wrong[0].tolist()
             rule = f"the bounds are {low[i]:g} to {high[i]:g}"
-            raise self._error(side, f"gave {continuous[row, i]:g} for continuous action {i}; {rule}")
+            raise self._error(agent, f"gave {continuous[row, i]:g} for continuous action {i}; {rule}")
         return discrete, continuous
 
-    def _array(self, side: int, what: str, value: Any, shape: tuple[int, int], kinds: str) -> NDArray[Any]:
+    def _array(self, agent: int, what: str, value: Any, shape: tuple[int, int], kinds: str) -> NDArray[Any]:
         """value as an array of that shape; None stands for one without columns."""
         if value is None and shape[1] == 0:
             return np.zeros(shape)
@@ -201,19 +202,19 @@ class _Script:
         if array.shape != shape or (array.dtype.kind not in kinds and array.size):
             numbers = "integers" if what == "discrete" else "numbers"
             raise self._error(
-                side,
+                agent,
                 f"returned {what} actions of shape {array.shape}, {array.dtype}; they are {numbers} of shape {shape}: "
                 "a row for each that acts, a column for each action",
             )
         return array
 
-    def _require_choices(self, side: int, discrete: NDArray[np.int64], mask: NDArray[Any] | None) -> None:
+    def _require_choices(self, agent: int, discrete: NDArray[np.int64], mask: NDArray[Any] | None) -> None:
         sizes = np.array(self._spec.action.discrete, np.int64)
         wrong = np.argwhere((discrete < 0) | (discrete >= sizes))
         if len(wrong):
             row, factor = wrong[0].tolist()
             rule = f"its choices are 0 to {sizes[factor] - 1}"
-            raise self._error(side, f"chose {discrete[row, factor]} for discrete action {factor}; {rule}")
+            raise self._error(agent, f"chose {discrete[row, factor]} for discrete action {factor}; {rule}")
         if mask is None:
             return
         starts = np.cumsum([0, *sizes[:-1]])
@@ -223,10 +224,11 @@ class _Script:
             row, factor = forbidden[0].tolist()
             of_factor = allowed[row, starts[factor] : starts[factor] + sizes[factor]]
             rule = f"'{self._masks[0]}' allows {np.flatnonzero(of_factor).tolist()}"
-            raise self._error(side, f"chose {discrete[row, factor]} for discrete action {factor}; {rule}")
+            raise self._error(agent, f"chose {discrete[row, factor]} for discrete action {factor}; {rule}")
 
-    def _error(self, side: int, what: str) -> UsageError:
-        return UsageError(f"The player {self._player.source} {what} (on side {side}; docs/agents.md, 'Matches').")
+    def _error(self, agent: int, what: str) -> UsageError:
+        who = f"The player {self._player.source}, as agent {agent} of the game (from 0),"
+        return UsageError(f"{who} {what}. docs/agents.md, 'Matches', says what act returns.")
 
 
 def _takes_rows(act: Any, name: str) -> bool:
