@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -17,11 +18,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from playing import answer, wait_until
+from playing import answer, kill_worker, wait_until
 from pronghorn.config import Config, EnvConfig, replace
 from pronghorn.defaults import resolve_env
 from pronghorn.envs.registry import list_envs, make_pool, resolve
 from pronghorn.envs.workers import ResolvedEnv
+from pronghorn.envworker import keeper
 from pronghorn.errors import ConfigError, UnknownEnvError, WorkerDied
 from pronghorn.types import Event
 from running import has_ended
@@ -52,9 +54,27 @@ def instance_ids(pool):
     found = []
     for worker in range(pool._num_workers):
         for engine in engines(pool, worker):
-            arguments = engine.cmdline()
-            found.append(arguments[arguments.index("+viz_instance_id") + 1])
+            with contextlib.suppress(psutil.Error, ValueError):  # it is just ending
+                arguments = engine.cmdline()
+                found.append(arguments[arguments.index("+viz_instance_id") + 1])
     return found
+
+
+@pytest.fixture
+def ids_of_killed(monkeypatch):
+    """Filled with the instance ids of engines that live when the group of their worker is killed."""
+    ids, kill_group = set(), keeper.kill_group
+
+    def recorded(pgid):
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                arguments = process.cmdline()
+                if os.getsid(process.pid) == pgid and "+viz_instance_id" in arguments:
+                    ids.add(arguments[arguments.index("+viz_instance_id") + 1])
+        return kill_group(pgid)
+
+    monkeypatch.setattr(keeper, "kill_group", recorded)
+    return ids
 
 
 def left_behind(ids):
@@ -129,7 +149,22 @@ def test_nothing_is_left_after_close(start):
     assert len(ids) == 4
     processes = [engine for worker in range(2) for engine in engines(pool, worker)]
     pool.close()
-    wait_until(lambda: all(map(has_ended, processes)))
+    assert all(map(has_ended, processes))
+    assert not left_behind(ids)
+
+
+@pytest.mark.case("SHM-04")
+def test_an_engine_that_is_dead_before_its_worker_leaves_nothing(start):
+    """The worker, which waits for actions, has not noticed it and is killed: no process maps its memory any more."""
+    pool = start(duel(), start_timeout_s=60.0)
+    assert pool.recv(60.0) is not None
+    ids = instance_ids(pool)
+    (engine,) = engines(pool, 0, "-host")
+    engine.kill()
+    wait_until(lambda: has_ended(engine))
+    assert len(left_behind(ids)) == 6
+    kill_worker(pool, 0)
+    pool.close()
     assert not left_behind(ids)
 
 
@@ -192,10 +227,13 @@ def lonely_duel():
     return env
 
 
-def test_engines_that_never_come_together_use_up_the_budget_and_say_so(start):
+@pytest.mark.case("SHM-04")
+def test_engines_that_never_come_together_use_up_the_budget_and_leave_nothing(start, ids_of_killed):
     env = ResolvedEnv("doom:duel", "worker", "call", f"{__file__}:lonely_duel", {})
     with pytest.raises(WorkerDied, match=r"did not start together at port \d+: 2 of 2 engines did not answer"):
         start(env, start_timeout_s=60.0, restart_budget=1)
+    assert len(ids_of_killed) == 4
+    assert not left_behind(ids_of_killed)
 
 
 # ------------------------------------------------------------------------------------------------- settings
@@ -242,7 +280,7 @@ def test_options_reach_matches(start):
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_four_duels_go_on_for_three_minutes_of_random_kills(start):
-    """Each second or so an engine is killed or stopped, or a worker killed; every match comes back each time."""
+    """Each second or so an engine is killed or stopped, or a worker killed, or both; every match comes back each time."""
     pool = start(
         duel(timeout_tics=400), num_workers=4, start_timeout_s=60.0, step_timeout_s=10.0, restart_budget=10_000
     )
@@ -255,9 +293,10 @@ def test_four_duels_go_on_for_three_minutes_of_random_kills(start):
         steps[ready.rows[(ready.event != LOST)]] += 1
         matches += len(ready.records)
         answer(pool, ready)
+        if (ready.event == FIRST).any():
+            ids.update(instance_ids(pool))
         if time.monotonic() > next_kill:
             next_kill = time.monotonic() + rng.uniform(0.5, 2.5)
-            ids.update(instance_ids(pool))
             kills += strike(pool, rng)
     until_begun_or_steady(pool)
     assert kills >= 30
@@ -266,7 +305,7 @@ def test_four_duels_go_on_for_three_minutes_of_random_kills(start):
     assert matches > 0
     ids.update(instance_ids(pool))
     pool.close()
-    wait_until(lambda: not left_behind(ids))
+    assert not left_behind(ids)
 
 
 def until_begun_or_steady(pool):
@@ -285,7 +324,9 @@ def strike(pool, rng):
     targets = engines(pool, worker)
     if process is None or not process.begun or not targets:
         return 0
-    how = rng.choice(["engine", "engine", "engine", "stop", "worker"])
-    pid = process.popen.pid if how == "worker" else rng.choice(targets).pid
-    os.kill(pid, signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+    how = rng.choice(["engine", "engine", "engine", "stop", "worker", "both"])
+    if how != "worker":
+        os.kill(rng.choice(targets).pid, signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+    if how in ("worker", "both"):
+        os.kill(process.popen.pid, signal.SIGKILL)
     return 1

@@ -8,6 +8,12 @@
 At the end of the input without `bye` the trainer is gone (SIGKILL, out of memory): every group is killed and
 the shared-memory files of its game engines are removed. The trainer calls `kill_group` for the same work.
 
+Whose file it is. ViZDoom makes three for each engine: the worker two (message queues) before the engine starts, the
+engine one (its state) once it runs. What a living process of the group has mapped is the group's. That is not all: an
+engine that is just starting has mapped none, and what an engine left that died before its worker only the worker has
+mapped, so nothing once that is dead too. Therefore the rest is found when all of them have ended: it is
+what nobody has open. A file that will be used is open somewhere from its first moment on.
+
 Standard library only, Python 3.8 syntax. Where there is no /proc (macOS) groups are killed all the same, and
 shared-memory files, which cannot be found there, stay.
 """
@@ -27,47 +33,73 @@ from typing import IO, Callable, Iterator, List, Set, Tuple
 log = logging.getLogger(__name__)
 
 ENGINE_FILE_PREFIX = "/dev/shm/ViZDoom"  # ViZDoomSM... and ViZDoomMQ...: three files for each engine
-MIN_STALE_AGE_S = 5.0  # a younger file may belong to an engine that has not mapped it yet
+MAX_DYING_S = 5.0  # a killed process that is stuck in the kernel may take long to end, or never do
 
 
 def kill_group(pgid: int) -> List[str]:
-    """SIGKILL every process of the group or session `pgid` and remove its engines' shared memory.
+    """SIGKILL every process of the group or session `pgid`, wait until none lives, and remove all shared memory of
+    engines that is theirs or nobody's.
 
     Call it before the leader is reaped: until then its number cannot belong to anybody else.
     Returns the paths that were removed.
     """
-    members = [pid for pid, group, session in _processes() if pgid in (group, session)]
     files: Set[str] = set()
-    for pid in members:
-        files.update(_engine_files(pid))
-    _kill(os.killpg, pgid)
-    for pid in members:  # those that left the group, but not the session
-        _kill(os.kill, pid)
-    return [path for path in sorted(files) if _unlink(path)]
+    until = time.monotonic() + MAX_DYING_S
+    while True:
+        members = _living(pgid)
+        for pid in members:
+            files.update(_engine_files(pid))
+        _kill(os.killpg, pgid)  # also where no process can be seen
+        for pid in members:  # those that left the group, but not the session
+            _kill(os.kill, pid)
+        if not members:
+            break
+        # Files are removed only then: an engine on its way out may still make its own. Then once more, for what
+        # was started while the processes were listed.
+        if not _wait_ended(members, until):
+            log.warning("of the killed processes %s some do not end; shared memory of engines may stay", members)
+            break
+    return [path for path in sorted(files) if _unlink(path)] + remove_stale_engine_files()
 
 
 def remove_stale_engine_files() -> List[str]:
-    """Remove ViZDoom shared memory of this user that no process maps any more; returns the paths."""
+    """Remove ViZDoom shared memory of this user that no process has open or mapped; returns the paths."""
     directory, prefix = os.path.split(ENGINE_FILE_PREFIX)
     try:
-        names = [name for name in os.listdir(directory) if name.startswith(prefix)]
+        names = [name for name in sorted(os.listdir(directory)) if name.startswith(prefix)]
     except OSError:
         return []
-    stale = [path for path in (os.path.join(directory, name) for name in names) if _is_old_and_ours(path)]
-    if not stale or not os.path.isdir("/proc/self"):
-        return []
-    in_use: Set[str] = set()
-    for pid, _, _ in _processes():
-        in_use.update(_engine_files(pid))
-    return [path for path in sorted(stale) if path not in in_use and _unlink(path)]
-
-
-def _is_old_and_ours(path: str) -> bool:
     try:
-        status = os.stat(path)
-    except OSError:
+        return [path for path in (os.path.join(directory, name) for name in names) if _is_stale(path) and _unlink(path)]
+    except OSError as error:  # gVisor, for one
+        rule = "this system does not say which files are in use (%s): shared memory of dead game engines stays in %s"
+        log.warning(rule, error, directory)
+        return []
+
+
+def _is_stale(path: str) -> bool:
+    """Whether a file of this user is used by nobody. Raises OSError where the kernel does not tell.
+
+    It grants a lease for reading on a file that no process, of whatever container, has open or mapped for writing, as
+    both sides of an engine do. (/proc knows no processes of other containers, which may share /dev/shm.)
+    """
+    import fcntl  # absent on Windows, where this file has to be importable
+
+    try:
+        if os.lstat(path).st_uid != os.getuid():
+            return False
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:  # gone meanwhile
         return False
-    return status.st_uid == os.getuid() and time.time() - status.st_ctime > MIN_STALE_AGE_S
+    try:
+        # Who opened it in this moment would make the kernel send SIGIO, which ends a process; this one is ignored.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def _processes() -> Iterator[Tuple[int, int, int]]:
@@ -77,15 +109,38 @@ def _processes() -> Iterator[Tuple[int, int, int]]:
     except OSError:
         return
     for name in names:
-        if not name.isdigit():
-            continue
-        try:
-            with open("/proc/%s/stat" % name, "rb") as file:
-                # The second field, the command in brackets, may hold blanks and brackets itself.
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        yield int(name), int(fields[2]), int(fields[3])
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = _status(int(name))
+                yield int(name), int(fields[2]), int(fields[3])
+
+
+def _status(pid: int) -> List[bytes]:
+    """State, parent, process group, session and more. Raises OSError."""
+    with open("/proc/%d/stat" % pid, "rb") as file:
+        # The second field, the command in brackets, may hold blanks and brackets itself.
+        return file.read().rpartition(b")")[2].split()
+
+
+def _living(pgid: int) -> List[int]:
+    return [pid for pid, group, session in _processes() if pgid in (group, session) and not _has_ended(pid)]
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether it runs no more, collected or not. Its first thread may have ended before others."""
+    try:
+        return _status(pid)[0] in (b"Z", b"X") and len(os.listdir("/proc/%d/task" % pid)) <= 1
+    except OSError:
+        return True
+
+
+def _wait_ended(pids: List[int], until: float) -> bool:
+    """Whether all ended in time."""
+    while not all(map(_has_ended, pids)):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _engine_files(pid: int) -> Set[str]:
