@@ -88,7 +88,7 @@ def test_a_population_knows_only_numbers() -> None:
         assert not any(isinstance(node, ast.Name) and node.id == "open" for node in nodes), path
 
 
-def test_at_most_70_source_files() -> None:
+def test_at_most_71_source_files() -> None:
     """50, and sixteen: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
     network in pieces are neither its shape nor its losses; a population is four questions that are asked apart: who
     meets whom, who is stronger, who is copied, and how a hyper-parameter moves; and agents that take turns are stepped
@@ -96,9 +96,9 @@ def test_at_most_70_source_files() -> None:
     no steps at all; a GPU is its order of work (device), acting on it (apart from what the sampler records), and
     optimiser steps as graphs (apart from what they compute); and a Doom match is the engines that play it, the players
     as rows of an environment, and the rewards that those of one player share. One policy's rows are apart from the rows
-    of all (player, sampler).
+    of all (player, sampler). The table of Doom scenarios runs no engine.
     """
-    assert len([f for f in FILES if f.name != "__init__.py"]) <= 70
+    assert len([f for f in FILES if f.name != "__init__.py"]) <= 71
 
 
 def test_importing_the_package_or_the_settings_imports_no_torch() -> None:
