@@ -148,7 +148,9 @@ class Training:
             for process in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(family, 10)
+            until = time.monotonic() + 10.0
+            while any(map(_is_alive, family)) and time.monotonic() < until:
+                time.sleep(0.02)
         self._process.wait(10)
         self._reader.join(10)
         self._remove(shared)

@@ -46,13 +46,18 @@ def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def assert_gone(processes: list[psutil.Process], within_s: float = 10.0) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=within_s)
-    assert [p for p in alive if not has_ended(p)] == []
+    deadline = time.monotonic() + within_s
+    while (alive := [p for p in processes if not has_ended(p)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert alive == []
 
 
-def has_ended(process: psutil.Process) -> bool:
-    """Whether it runs no more. Where who started it is dead too, it may stay listed: process 1 need not collect it."""
+def has_ended(process: psutil.Process | int) -> bool:
+    """Whether a process, or the one of that number, runs no more. Where who started it is dead too, it may stay
+    listed: process 1 need not collect it.
+    """
     try:
+        process = psutil.Process(process) if isinstance(process, int) else process
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True

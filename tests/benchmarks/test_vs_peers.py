@@ -9,16 +9,17 @@ import json
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import peers
 import side_by_side
 import vs_peers
 import vs_sample_factory
 from peers import OURS, PEERS, WORKS, AbsentError, Peer, Work, install, reason
+from running import has_ended
 from side_by_side import BENCHMARKS, Contender, Run, in_turn, measured, read_metrics, rounds, steady_part, train
 
 CONTENDERS = {f"{name}-{each.name}": (name, each) for name, work in WORKS.items() for each in work.contenders}
@@ -161,7 +162,7 @@ def test_a_run_leaves_no_process_no_shared_memory_and_no_folder(
     assert memory_bytes > 0
     [[_, parent, child, shared, folder]] = [line.split() for line in seen]
     for pid in (int(parent), int(child)):
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        assert has_ended(pid)
     assert not Path(shared).exists()
     assert not Path(folder).exists()
 

@@ -280,7 +280,7 @@ def test_options_reach_matches(start):
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_four_duels_go_on_for_three_minutes_of_random_kills(start):
-    """Each second or so an engine is killed or stopped, or a worker killed, or both; every match comes back each time."""
+    """Each second or so an engine is killed or stopped, a worker is, or both; every match comes back each time."""
     pool = start(
         duel(timeout_tics=400), num_workers=4, start_timeout_s=60.0, step_timeout_s=10.0, restart_budget=10_000
     )

@@ -1,9 +1,8 @@
-"""The VizDoom adapter on the real engine: spaces, ends of episodes, rewards, seeds, failures."""
+"""The VizDoom adapter on the real engine: ends of episodes, rewards, seeds, failures."""
 
 import ast
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,15 +12,16 @@ import numpy as np
 import psutil
 import pytest
 
-from pronghorn.envworker import doom, shaping
-from pronghorn.envworker.doom import SCENARIOS, DoomEnv, nearest_resize
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from pronghorn.envworker import doom, doom_scenarios
+from pronghorn.envworker.doom import DoomEnv, nearest_resize
+from pronghorn.envworker.doom_scenarios import SCENARIOS
 from pronghorn.types import EnvSpec
+from running import has_ended
 
 vizdoom = pytest.importorskip("vizdoom")
 
-NOT_SINGLE_PLAYER = {"cig", "multi", "multi_duel"}
-NOT_PLAYABLE_AS_SHIPPED = {"doom", "doom2", "oblige"}
-VARIANTS_OF_BASIC = {"learning", "basic_audio", "basic_notifications"}
 NOOP = [0, 0, 0, 0, 0, 0, 0]
 
 
@@ -41,71 +41,6 @@ def make():
     yield make_env
     for env in envs:
         env.close()
-
-
-def _cfg_files():
-    return {path.stem: path for path in Path(vizdoom.scenarios_path).glob("*.cfg")}
-
-
-# --- the table of scenarios ------------------------------------------------------------------------------
-
-
-def test_table_holds_every_scenario_of_the_package_or_names_it_as_left_out():
-    left_out = NOT_SINGLE_PLAYER | NOT_PLAYABLE_AS_SHIPPED | VARIANTS_OF_BASIC
-    assert set(_cfg_files()) == set(SCENARIOS) | left_out
-    assert not set(SCENARIOS) & left_out
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_time_limit_is_the_one_of_the_cfg_file(name):
-    text = (Path(vizdoom.scenarios_path) / SCENARIOS[name].cfg).read_text()
-    limits = re.findall(r"^\s*episode_timeout\s*=\s*(\d+)", text, re.MULTILINE)
-    assert SCENARIOS[name].timeout_tics == int(limits[0] if limits else 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("basic", (4,)),
-        ("deadly_corridor", (3, 3, 3, 2)),
-        ("defend_the_center", (3, 2)),
-        ("defend_the_line", (3, 2)),
-        ("health_gathering", (5,)),
-        ("health_gathering_supreme", (5,)),
-        ("my_way_home", (3, 3)),
-    ],
-)
-def test_default_action_spaces_are_those_of_the_field(name, sizes):
-    assert EnvSpec.from_json(DoomEnv(name).spec).action.discrete == sizes
-
-
-@pytest.mark.parametrize(("name", "size"), [("my_way_home", 5), ("defend_the_center", 4), ("basic", 4)])
-def test_flat_action_spaces_hold_one_button_at_a_time(name, size):
-    env = DoomEnv(name, actions="flat")
-    assert EnvSpec.from_json(env.spec).action.discrete == (size,)
-    assert [sum(buttons) for buttons in env._button_table] == [0] + [1] * (size - 1)
-
-
-def test_action_layout_all_is_the_same_for_every_scenario():
-    specs = [EnvSpec.from_json(DoomEnv(name, actions="all").spec).action for name in SCENARIOS]
-    assert set(specs) == {specs[0]}
-    assert specs[0].discrete == (3, 3, 3, 2, 2, 2)
-
-
-def test_only_a_scenario_with_shaped_rewards_declares_weights_and_takes_them():
-    plain, shaped = DoomEnv("basic"), DoomEnv("basic", rewards={"hit": 0.5})
-    assert EnvSpec.from_json(plain.spec).rewards == {}
-    assert EnvSpec.from_json(shaped.spec).rewards == {**dict.fromkeys(shaping.AMOUNTS, 0.0), "hit": 0.5}
-    shaped.set_option("rewards", shaped.spec["rewards"])
-    with pytest.raises(ValueError, match="doom:basic has no setting 'rewards'"):
-        plain.set_option("rewards", {"hit": 0.5})
-
-
-def test_factors_press_the_buttons_that_they_name():
-    env = DoomEnv("deadly_corridor")  # turn, walk, strafe, attack
-    pressed = env._button_table[env._action_index([2, 1, 0, 1])]
-    held = {name for name, down in zip(env._button_names, pressed, strict=True) if down}
-    assert held == {"TURN_RIGHT", "MOVE_FORWARD", "ATTACK"}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -338,26 +273,27 @@ def test_close_ends_the_engine_and_may_be_called_twice(make):
     (engine,) = psutil.Process().children()
     env.close()
     env.close()
-    assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+    assert has_ended(engine)
 
 
-def test_module_needs_neither_vizdoom_nor_torch_to_be_imported():
+def test_modules_need_neither_vizdoom_nor_torch_to_be_imported():
     folder = str(Path(doom.__file__).parent)
     code = (
         "import importlib.machinery, importlib.util, sys\n"
         "spec = importlib.machinery.ModuleSpec('package', None, is_package=True)\n"
         f"spec.submodule_search_locations.append({folder!r})\n"
         "sys.modules['package'] = importlib.util.module_from_spec(spec)\n"
-        "from package import deathmatch, doom\n"
-        "assert 'basic' in doom.SCENARIOS and 'duel' in deathmatch.MATCHES\n"
+        "from package import deathmatch, doom, doom_scenarios\n"
+        "assert 'basic' in doom_scenarios.SCENARIOS and 'duel' in deathmatch.MATCHES\n"
         "loaded = {'vizdoom', 'torch', 'gymnasium', 'cv2', 'pronghorn'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_module_keeps_python_3_8_syntax():
-    ast.parse(Path(doom.__file__).read_text(), feature_version=(3, 8))
+@pytest.mark.parametrize("module", [doom, doom_scenarios])
+def test_modules_keep_python_3_8_syntax(module):
+    ast.parse(Path(module.__file__).read_text(), feature_version=(3, 8))
 
 
 # --- stand-ins for the engine ----------------------------------------------------------------------------

@@ -212,11 +212,13 @@ def test_who_opens_a_file_while_it_is_looked_at_does_no_harm(engine_files, monke
         close(fd)
 
     monkeypatch.setattr(keeper.os, "close", meanwhile)
-    before = signal.signal(signal.SIGURG, lambda number, frame: told.append(number))
+    before = {n: signal.signal(n, lambda number, frame: told.append(number)) for n in (signal.SIGURG, signal.SIGIO)}
     try:
         keeper.remove_stale_engine_files()
     finally:
-        signal.signal(signal.SIGURG, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert told == [signal.SIGURG]
     opener[0].join(10)
     assert not opener[0].is_alive()
 

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from playing import wait_until
 from pronghorn.envworker import deathmatch, match
 from pronghorn.envworker.match import Match, MatchBroken
+from running import has_ended
 
 vizdoom = pytest.importorskip("vizdoom")
 
@@ -51,7 +52,7 @@ def started(one, seed=1):
 
 
 def engines():
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in psutil.Process().children(recursive=True) if not has_ended(p)]
 
 
 def left_behind(instance_id):

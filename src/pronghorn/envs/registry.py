@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronghorn.envs.workers import ResolvedEnv, WorkerPool
-from pronghorn.envworker import deathmatch, doom
+from pronghorn.envworker import deathmatch, doom_scenarios
 from pronghorn.envworker.loading import PLUGINS, unknown_id, vector_entry_point
 from pronghorn.errors import ConfigError, EnvError, MissingExtraError, UnknownEnvError, UsageError
 from pronghorn.types import Event, Pool, Ready
@@ -154,7 +154,7 @@ def _doom_scenario(target: str, here: bool) -> str:
 
 def _doom_names() -> dict[str, str]:
     """What each is, by name: scenarios of one player, and kinds of matches."""
-    tables = (doom.SCENARIOS, deathmatch.MATCHES, doom.EXTERNAL)
+    tables = (doom_scenarios.SCENARIOS, deathmatch.MATCHES, doom_scenarios.EXTERNAL)
     return {"doom:" + name: one.summary for table in tables for name, one in table.items()}
 
 

@@ -16,6 +16,20 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional
 import numpy as np
 
 from . import doom, shaping
+from .doom_scenarios import (
+    ATTACK,
+    SPEED,
+    STRAFE,
+    USE,
+    WALK,
+    WEAPON_7,
+    Factor,
+    Held,
+    buttons_of,
+    external_file,
+    held,
+    turns,
+)
 from .many_rows import VectorStep
 from .match import Match, MatchBroken
 
@@ -25,9 +39,7 @@ if TYPE_CHECKING:
 MAX_AGENTS, MAX_PLAYERS = 8, 16
 OUTCOME = "outcome"  # 1: more frags than every other player, bots included; 0: as many as the best; -1: fewer
 
-FACTORS: Tuple[doom.Factor, ...] = (
-    doom.WALK, doom.STRAFE, doom.WEAPON_7, doom.ATTACK, doom.SPEED, doom.USE, doom.turns(21, 12.5),
-)  # fmt: skip
+FACTORS: Tuple[Factor, ...] = (WALK, STRAFE, WEAPON_7, ATTACK, SPEED, USE, turns(21, 12.5))
 
 # What a player knows of himself: the engine's variable and the number that it is divided by.
 MEASURED: Tuple[Tuple[str, float], ...] = (
@@ -134,7 +146,7 @@ class Players:
         self._wad = self._path_of_wad(scenarios_dir)
         self._resolution = resolution
         self._resize = doom.nearest_resize(*doom.screen_size(resolution), out_height=height, out_width=width)
-        self._buttons = doom.buttons_of(FACTORS)
+        self._buttons = buttons_of(FACTORS)
         self._held = [[self._numbered(value) for value in factor] for factor in FACTORS]
         self.num_players = self.num_agents + num_bots
         measured = [variable for variable, _ in MEASURED]
@@ -166,7 +178,7 @@ class Players:
 
     def _path_of_wad(self, scenarios_dir: str) -> str:
         if self._arena.external:
-            return doom.external_file(self.name, scenarios_dir, self._arena.wad)
+            return external_file(self.name, scenarios_dir, self._arena.wad)
         if scenarios_dir:
             raise ValueError("%s has its map in vizdoom: leave scenarios_dir out" % self.name)
         return os.path.join(doom.import_vizdoom().scenarios_path, self._arena.wad)
@@ -266,8 +278,8 @@ class Players:
         doom.set_up(game, self._resolution, self._buttons, self._variables)
         return game
 
-    def _numbered(self, value: Tuple[doom.Held, ...]) -> List[Tuple[int, float]]:
-        return [(self._buttons.index(button), number) for button, number in doom.held(value).items()]
+    def _numbered(self, value: Tuple[Held, ...]) -> List[Tuple[int, float]]:
+        return [(self._buttons.index(button), number) for button, number in held(value).items()]
 
     def _vector(self, choices: Sequence[int]) -> List[float]:
         """The engine's button vector of one choice in each factor."""

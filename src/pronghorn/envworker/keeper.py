@@ -10,9 +10,9 @@ the shared-memory files of its game engines are removed. The trainer calls `kill
 
 Whose file it is. ViZDoom makes three for each engine: the worker two (message queues) before the engine starts, the
 engine one (its state) once it runs. What a living process of the group has mapped is the group's. That is not all: an
-engine that is just starting has mapped none, and what an engine left that died before its worker only the worker has
-mapped, so nothing once that is dead too. Therefore the rest is found when all of them have ended: it is
-what nobody has open. A file that will be used is open somewhere from its first moment on.
+engine that is just starting has mapped none, and what an engine left that died is mapped by the worker alone, so by
+nobody once that is dead too. Therefore the rest is found when all of them have ended: it is what nobody has open. A
+file that is still needed is open somewhere from its first moment on.
 
 Standard library only, Python 3.8 syntax. Where there is no /proc (macOS) groups are killed all the same, and
 shared-memory files, which cannot be found there, stay.
@@ -71,7 +71,7 @@ def remove_stale_engine_files() -> List[str]:
         return []
     try:
         return [path for path in (os.path.join(directory, name) for name in names) if _is_stale(path) and _unlink(path)]
-    except OSError as error:  # gVisor, for one
+    except OSError as error:  # it grants no leases
         rule = "this system does not say which files are in use (%s): shared memory of dead game engines stays in %s"
         log.warning(rule, error, directory)
         return []
