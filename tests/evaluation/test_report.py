@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -16,6 +15,7 @@ import pytest
 
 from pronghorn.errors import RunDirError, UsageError
 from pronghorn.evaluation import report
+from pronghorn.evaluation.charts import Frame
 from pronghorn.evaluation.report import plot_curve, read_run, write_report
 
 
@@ -106,9 +106,10 @@ def test_a_curve_is_drawn_to_scale(tmp_path: Path) -> None:
     line = re.search(r'class="line k0" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', svg)
     assert line is not None
     x0, y0, x1, y1 = map(float, line.groups())
-    width = report._WIDTH - report._LEFT - report._RIGHT
-    assert (x0, x1) == (report._LEFT + width / 2, report._LEFT + width)  # steps 100 and 200 of 0 to 200
-    assert (y0, y1) == (report._HEIGHT - report._BOTTOM, report._TOP)  # 0 at the bottom, 1 at the top
+    frame = Frame()
+    width = frame.width - frame.left - frame.right
+    assert (x0, x1) == (frame.left + width / 2, frame.left + width)  # steps 100 and 200 of 0 to 200
+    assert (y0, y1) == (frame.height - frame.bottom, frame.top)  # 0 at the bottom, 1 at the top
 
 
 def test_an_evaluation_that_every_line_repeats_is_one_dot(tmp_path: Path) -> None:
@@ -118,30 +119,6 @@ def test_an_evaluation_that_every_line_repeats_is_one_dot(tmp_path: Path) -> Non
             evaluation = {} if mean is None else {"eval/mean": mean}
             file.write(json.dumps({"time_s": 1, "steps": steps, "frames": steps, "updates": 1, **evaluation}) + "\n")
     assert read_run(run).changes("steps", "eval/mean") == [(200, 0.5), (400, 0.7)]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0.0, 1.0, [0.0, 0.5, 1.0]),
-        (-0.3, 0.62, [-0.5, 0.0, 0.5, 1.0]),
-        (0.0, 487_424.0, [0.0, 200_000.0, 400_000.0, 600_000.0]),
-        (5.0, 5.0, [4.0, 6.0]),
-        (0.0, 0.0, [0.0, 0.5]),
-    ],
-)
-def test_ticks_are_round_and_enclose_the_data(low: float, high: float, expected: list[float]) -> None:
-    ticks = report._ticks(low, high, 4)
-    assert ticks[0] <= low <= high <= ticks[-1]
-    assert ticks == expected
-
-
-def test_a_long_curve_is_thinned_evenly_to_its_ends() -> None:
-    points = [(float(index), 0.0) for index in range(10_000)]
-    thin = report._thin(points)
-    assert len(thin) == report.MAX_POINTS
-    assert (thin[0], thin[-1]) == (points[0], points[-1])
-    assert {round(b[0] - a[0]) for a, b in itertools.pairwise(thin)} == {25, 26}
 
 
 @pytest.mark.case("LOG-01")

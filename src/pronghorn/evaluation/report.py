@@ -8,7 +8,6 @@ light or dark theme.
 from __future__ import annotations
 
 import base64
-import html
 import json
 import math
 import shlex
@@ -19,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from pronghorn.errors import RunDirError, UsageError
+from pronghorn.evaluation.charts import STYLE, Dot, Points, Series, colour, is_number, line_chart, short, text, thin
 from pronghorn.training.metrics import METRICS_FILE, flatten, read_metrics
 
 MAX_VIDEO_BYTES = 20_000_000
-MAX_POINTS = 400  # of a curve: more than a chart has pixels only makes the page heavy
 MAX_EVALUATIONS = 12
 NO_EPISODE = "no episode has finished yet"
 
 Record = Mapping[str, Any]
-Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Run:
 
 
 def _has(line: Record, name: str) -> bool:
-    return isinstance(line.get(name), (int, float))
+    return is_number(line.get(name))
 
 
 def read_run(run_dir: Path, name: str | None = None) -> Run:
@@ -161,7 +159,7 @@ def plot_curve(run_dir: Path, out: Path) -> None:
             alpha=0.15,
             linewidth=0,
         )
-        axes.xaxis.set_major_formatter(lambda value, _: _short(value))
+        axes.xaxis.set_major_formatter(lambda value, _: short(value))
     else:
         axes.text(0.5, 0.5, NO_EPISODE, transform=axes.transAxes, ha="center", color="gray")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -202,8 +200,8 @@ def _page(runs: Sequence[Run]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(title)} · Pronghorn</title><style>{_STYLE}</style></head><body><main>"
-        f"<header><h1>{_text(title)}</h1>{_legend(runs)}</header>{''.join(sections)}</main></body></html>\n"
+        f"<title>{text(title)} · Pronghorn</title><style>{_STYLE}{STYLE}</style></head><body><main>"
+        f"<header><h1>{text(title)}</h1>{_legend(runs)}</header>{''.join(sections)}</main></body></html>\n"
     )
 
 
@@ -213,16 +211,16 @@ def _section(title: str, body: str) -> str:
 
 def _legend(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
-        return f"<p class=dim>{_text(runs[0].config.get('env.id', ''))}</p>"
-    items = (f"<li><i class=k{index % 8}></i>{_text(run.name)}</li>" for index, run in enumerate(runs))
+        return f"<p class=dim>{text(runs[0].config.get('env.id', ''))}</p>"
+    items = (f"<li><i class=k{index % 8}></i>{text(run.name)}</li>" for index, run in enumerate(runs))
     return f"<ul class=legend>{''.join(items)}</ul>"
 
 
 def _summary(runs: Sequence[Run]) -> str:
     columns: list[tuple[str, Callable[[Run], str]]] = [
-        ("run", lambda run: _text(run.name)),
-        ("environment", lambda run: _text(run.config.get("env.id", "–"))),
-        ("algorithm", lambda run: _text(run.config.get("algo", "–"))),
+        ("run", lambda run: text(run.name)),
+        ("environment", lambda run: text(run.config.get("env.id", "–"))),
+        ("algorithm", lambda run: text(run.config.get("algo", "–"))),
         ("steps", lambda run: _count(run.last("steps"))),
         ("frames", lambda run: _count(run.last("frames"))),
         ("time", lambda run: _duration(run.last("time_s"))),
@@ -258,10 +256,10 @@ def _evaluations(runs: Sequence[Run]) -> str:
     ]
     rows = [
         [
-            _text(run.name),
-            _text(name),
-            _text(result.get("policy", "–")),
-            _text(result.get("checkpoint") or "–"),
+            text(run.name),
+            text(name),
+            text(result.get("policy", "–")),
+            text(result.get("checkpoint") or "–"),
             _count(result.get("episodes")),
             _value(result["mean"]) + (f" ± {_value(result['stderr'])}" if _has(result, "stderr") else ""),
             _value(result.get("median")),
@@ -279,7 +277,7 @@ def _videos(runs: Sequence[Run]) -> str:
     for run in runs:
         if run.video is not None:
             data = base64.b64encode(run.video.read_bytes()).decode("ascii")
-            caption = f"<figcaption>{_text(run.name)}: {_text(run.video.name)}</figcaption>"
+            caption = f"<figcaption>{text(run.name)}: {text(run.video.name)}</figcaption>"
             source = f'src="data:video/mp4;base64,{data}"'
             figures.append(f"<figure><video controls loop muted {source}></video>{caption}</figure>")
     return f"<div class=grid>{''.join(figures)}</div>" if figures else ""
@@ -290,17 +288,17 @@ def _settings(runs: Sequence[Run]) -> str:
     parts = []
     if len(runs) > 1 and names:
         differ = [name for name in names if len({repr(run.config.get(name)) for run in runs}) > 1]
-        rows = ([_text(name), *(_text(run.config.get(name, "–")) for run in runs)] for name in differ)
+        rows = ([text(name), *(text(run.config.get(name, "–")) for run in runs)] for name in differ)
         same = "<p class=dim>All settings are the same.</p>"
-        parts.append(_table(["differs", *(_text(run.name) for run in runs)], rows) if differ else same)
+        parts.append(_table(["differs", *(text(run.name) for run in runs)], rows) if differ else same)
     parts += [
-        f"<p class=dim>Train {_text(run.name)} again</p><pre>{_text(run.command)}</pre>" for run in runs if run.command
+        f"<p class=dim>Train {text(run.name)} again</p><pre>{text(run.command)}</pre>" for run in runs if run.command
     ]
     for run in runs:
         if run.config:
-            rows = ([_text(name), _text(value)] for name, value in run.config.items())
+            rows = ([text(name), text(value)] for name, value in run.config.items())
             table = _table(["setting", "value"], rows)
-            parts.append(f"<details><summary>All settings of {_text(run.name)}</summary>{table}</details>")
+            parts.append(f"<details><summary>All settings of {text(run.name)}</summary>{table}</details>")
     return "".join(parts)
 
 
@@ -317,7 +315,7 @@ def _notes(runs: Sequence[Run]) -> str:
         bad = sorted({name for line in run.lines for name in line.get("nonfinite", [])})
         if bad:
             notes.append(f"{run.name}: not a finite number at some point: {', '.join(bad)}")
-    return f"<ul>{''.join(f'<li>{_text(note)}</li>' for note in notes)}</ul>" if notes else ""
+    return f"<ul>{''.join(f'<li>{text(note)}</li>' for note in notes)}</ul>" if notes else ""
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -391,132 +389,27 @@ def _charts(runs: Sequence[Run], charts: Iterable[Chart]) -> str:
     return f"<div class=grid>{''.join(drawn)}</div>"
 
 
-_WIDTH, _HEIGHT = 440, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 58, 12, 38  # room for tick labels, the last value, and the axis title
-
-
 def _draw(runs: Sequence[Run], chart: Chart) -> str:
-    """The chart as an SVG element whose colours come from the page's style."""
-    curves = [_thin(run.points(chart.x, chart.y, chart.x_scale)) for run in runs]
-    dots = [run.changes(chart.x, chart.dots, chart.x_scale) if chart.dots else [] for run in runs]
-    bands = [_band(run, chart) for run in runs]
-    shown = [point for group in (*curves, *dots, *bands) for point in group]
-    if not shown:
-        return f"<p class=empty>{chart.empty}</p>"
-    y_low, y_high = min(y for _, y in shown), max(y for _, y in shown)
-    y_ticks = _ticks(min(y_low, 0.0) if chart.from_zero else y_low, y_high, 4)
-    x_high = max(x for x, _ in shown) or 1.0
-    place = _placer((0.0, x_high), (y_ticks[0], y_ticks[-1]))
-    x_ticks = [tick for tick in _ticks(0.0, x_high, 5) if tick <= x_high]
-    parts = [_axes(x_ticks, y_ticks, chart.x_label, place)]
-    for index, (curve, band, dot) in enumerate(zip(curves, bands, dots, strict=True)):
-        parts.append(_curve(curve, band, dot, f"k{index % 8}", place))
-    parts.append(_last_values(curves, place))
-    label = _text(f"{chart.title} against {chart.x_label}")
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    """The chart as an SVG element, one curve a run."""
+    series = [_series(run, chart, colour(index)) for index, run in enumerate(runs)]
+    return line_chart(series, chart.title, chart.x_label, from_zero=chart.from_zero, empty=chart.empty)
 
 
-def _band(run: Run, chart: Chart) -> Points:
+def _series(run: Run, chart: Chart, of_colour: str) -> Series:
+    curve = thin(run.points(chart.x, chart.y, chart.x_scale))
+    evaluations = run.changes(chart.x, chart.dots, chart.x_scale) if chart.dots else []
+    return Series(of_colour, curve, _band(run, chart), [Dot(x, y, f"evaluation: {short(y)}") for x, y in evaluations])
+
+
+def _band(run: Run, chart: Chart) -> Points | None:
     """The outline of the area between the metrics of `chart.band`: along the upper, back along the lower."""
     if chart.band is None:
-        return []
-    low, high = (_thin(run.points(chart.x, name, chart.x_scale)) for name in chart.band)
+        return None
+    low, high = (thin(run.points(chart.x, name, chart.x_scale)) for name in chart.band)
     return high + low[::-1]
 
 
-def _thin(points: Points) -> Points:
-    """At most MAX_POINTS of the points, evenly taken, the last one among them."""
-    if len(points) <= MAX_POINTS:
-        return points
-    last = len(points) - 1
-    return [points[round(index * last / (MAX_POINTS - 1))] for index in range(MAX_POINTS)]
-
-
-def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers that enclose [low, high], about `count` steps of 1, 2 or 5 times a power of ten apart."""
-    span = high - low or abs(high) or 1.0
-    power = 10.0 ** math.floor(math.log10(span / count))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * count >= span * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, max(last, first + 1) + 1)]
-
-
-Placer = Callable[[float, float], tuple[float, float]]
-
-
-def _placer(x_range: tuple[float, float], y_range: tuple[float, float]) -> Placer:
-    """Maps data to the SVG's coordinates, whose y grows downwards."""
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - x_range[0]) / (x_range[1] - x_range[0])
-        down = (y_range[1] - y) / (y_range[1] - y_range[0])
-        return (
-            round(_LEFT + across * (_WIDTH - _LEFT - _RIGHT), 1),
-            round(_TOP + down * (_HEIGHT - _TOP - _BOTTOM), 1),
-        )
-
-    return place
-
-
-def _axes(x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, place: Placer) -> str:
-    parts = []
-    for tick in y_ticks:
-        x, y = place(x_ticks[0], tick)
-        parts.append(f'<path class=rule d="M{x} {y}H{_WIDTH - _RIGHT}"/>')
-        parts.append(f'<text x="{x - 7}" y="{y + 3.5}" text-anchor="end">{_short(tick)}</text>')
-    for tick in x_ticks:
-        x, y = place(tick, y_ticks[0])
-        parts.append(f'<text x="{x}" y="{y + 15}" text-anchor="middle">{_short(tick)}</text>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text class=axis x="{middle}" y="{_HEIGHT - 5}" text-anchor="middle">{_text(x_label)}</text>')
-    return "".join(parts)
-
-
-def _curve(curve: Points, band: Points, dots: Points, colour: str, place: Placer) -> str:
-    parts = []
-    if band:
-        parts.append(f'<path class="band {colour}" d="{_path(band, place)}Z"/>')
-    if len(curve) > 1:
-        parts.append(f'<path class="line {colour}" d="{_path(curve, place)}"/>')
-    for x, y in dots:
-        at_x, at_y = place(x, y)
-        title = f"<title>evaluation: {_short(y)}</title>"
-        parts.append(f'<circle class="dot {colour}" cx="{at_x}" cy="{at_y}" r="4">{title}</circle>')
-    if curve:
-        at_x, at_y = place(*curve[-1])
-        parts.append(f'<circle class="end {colour}" cx="{at_x}" cy="{at_y}" r="3"/>')
-    return "".join(parts)
-
-
-def _last_values(curves: Sequence[Points], place: Placer) -> str:
-    """Each curve's last value at the right edge, pushed down where it would cover the one above."""
-    ends = [(place(*curve[-1])[1], curve[-1][1], index) for index, curve in enumerate(curves) if curve]
-    parts, free = [], 0.0
-    for at_y, value, index in sorted(ends):
-        free = max(at_y + 3.5, free)
-        label = f'x="{_WIDTH - _RIGHT + 6}" y="{free:.1f}">{_short(value)}'
-        parts.append(f'<text class="value k{index % 8}" {label}</text>')
-        free += 12
-    return "".join(parts)
-
-
-def _path(points: Points, place: Placer) -> str:
-    return "M" + "L".join("{} {}".format(*place(x, y)) for x, y in points)
-
-
 # ---------------------------------------------------------------------------------------------- words
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
-
-
-def _short(value: float) -> str:
-    """Three digits and a letter: 1.2k, 3M; small numbers plainly, the smallest with two digits."""
-    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g}{letter}"
-    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.2g}"
 
 
 def _value(value: float | None, absent: str = "–") -> str:
@@ -549,15 +442,10 @@ h2{font-size:17px;margin:36px 0 12px}p{margin:4px 0 8px}.dim{color:var(--dim)}
 figure,.scroll,pre,details{margin:0;background:var(--card);border:1px solid var(--rule);border-radius:10px}
 figure{padding:12px 14px 8px}figcaption{font-weight:600;font-size:14px;margin-bottom:6px}
 svg,video{display:block;width:100%;height:auto}video{border-radius:6px;max-width:640px}
-svg text{font-size:11px;fill:var(--dim);font-variant-numeric:tabular-nums}svg .axis{font-size:11.5px}
-.rule{stroke:var(--rule);fill:none}.line{stroke:var(--k);stroke-width:2;fill:none;stroke-linejoin:round}
-.band{fill:var(--k);opacity:.16}.end{fill:var(--k)}.dot{fill:var(--card);stroke:var(--k);stroke-width:2}
-svg .value{fill:var(--k);font-weight:600}.empty{color:var(--dim);text-align:center;padding:72px 0}
+.empty{color:var(--dim);text-align:center;padding:72px 0}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:7px 10px;white-space:nowrap;border-top:1px solid var(--rule);font-size:13px}
 th{color:var(--dim);font-weight:500;border-top:0}
 pre{padding:12px 14px;overflow-x:auto;font-size:13px;margin:0 0 12px}
 details{padding:10px 14px;margin-top:12px}details .scroll{border:0;margin-top:8px}summary{cursor:pointer}
-.k0{--k:var(--c0)}.k1{--k:var(--c1)}.k2{--k:var(--c2)}.k3{--k:var(--c3)}
-.k4{--k:var(--c4)}.k5{--k:var(--c5)}.k6{--k:var(--c6)}.k7{--k:var(--c7)}
 """

@@ -26,6 +26,8 @@ from pronghorn.errors import MissingExtraError, RunDirError, UsageError
 from pronghorn.types import FIRST, LAST, LOST, STEP, Ready
 
 METRICS_FILE = "metrics.jsonl"
+POPULATION_FILE = "population.jsonl"  # a line per pronghorn.population.pbt:Decision
+RATINGS_FILE = "ratings.jsonl"  # a line per interval: every player's rating
 AXES = (
     "time_s",
     "steps",
@@ -154,14 +156,20 @@ class EpisodeTracker:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl in order; empty if there is no file.
+    """The lines of a run's metrics.jsonl, as `read_lines` gives them."""
+    return read_lines(run_dir / METRICS_FILE)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file that holds one a line, in order; empty if there is no file.
 
     A last line that a crash tore is left out; a line torn elsewhere is left out as well, with a warning.
     """
-    path = run_dir / METRICS_FILE
     if not path.exists():
         return []
-    parsed = [_parse_line(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    # A damaged byte is no reason to lose the other lines: replaced, it makes its own line no JSON.
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    parsed = [_parse_line(line) for line in lines]
     torn = [number for number, record in enumerate(parsed[:-1], 1) if record is None]
     if torn:
         _LOG.warning("%s: line %s is no JSON object and was left out", path, ", ".join(map(str, torn)))
