@@ -19,6 +19,14 @@ from typing import Any
 
 from pronghorn.errors import RunDirError, UsageError
 from pronghorn.evaluation.charts import STYLE, Dot, Points, Series, colour, is_number, line_chart, short, text, thin
+from pronghorn.evaluation.report_population import STYLE as POPULATION_STYLE
+from pronghorn.evaluation.report_population import (
+    Population,
+    policy_charts,
+    population_charts,
+    rating_charts,
+    read_population,
+)
 from pronghorn.training.metrics import METRICS_FILE, flatten, read_metrics
 
 MAX_VIDEO_BYTES = 20_000_000
@@ -39,6 +47,7 @@ class Run:
     evaluations: list[tuple[str, dict[str, Any]]]
     video: Path | None
     command: str
+    population: Population
     notes: list[str] = field(default_factory=list)
 
     def points(self, x: str, y: str, scale: float = 1.0) -> Points:
@@ -79,6 +88,7 @@ def read_run(run_dir: Path, name: str | None = None) -> Run:
         evaluations=_read_evaluations(run_dir / "eval", notes),
         video=_newest_video(run_dir / "videos", notes),
         command=_command(run_dir, config),
+        population=read_population(run_dir, lines, config, notes),
         notes=notes,
     )
 
@@ -190,6 +200,9 @@ def _page(runs: Sequence[Run]) -> str:
     sections = [
         _section("Summary", _summary(runs)),
         _section("Learning", _charts(runs, _learning_charts(runs))),
+        _section("Policies", _of_each(runs, policy_charts)),
+        _section("Population", _of_each(runs, population_charts)),
+        _section("Ratings", _of_each(runs, rating_charts)),
         _section("Evaluation", _evaluations(runs)),
         _section("Video", _videos(runs)),
         _section("Speed and lag", _charts(runs, _speed_charts())),
@@ -200,13 +213,18 @@ def _page(runs: Sequence[Run]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{text(title)} · Pronghorn</title><style>{_STYLE}{STYLE}</style></head><body><main>"
+        f"<title>{text(title)} · Pronghorn</title><style>{_STYLE}{STYLE}{POPULATION_STYLE}</style></head><body><main>"
         f"<header><h1>{text(title)}</h1>{_legend(runs)}</header>{''.join(sections)}</main></body></html>\n"
     )
 
 
 def _section(title: str, body: str) -> str:
     return f"<section><h2>{title}</h2>{body}</section>" if body else ""
+
+
+def _of_each(runs: Sequence[Run], draw: Callable[[Population, str], str]) -> str:
+    """What is drawn of each run by itself, with the run's name before the captions if there are several."""
+    return "".join(draw(run.population, f"{text(run.name)}: " if len(runs) > 1 else "") for run in runs)
 
 
 def _legend(runs: Sequence[Run]) -> str:
