@@ -206,7 +206,7 @@ def test_the_descent_of_the_best_member_is_outlined(world: World) -> None:
     text = page(world)
     moves = sum(a.member != b.member for a, b in itertools.pairwise(spans))
     assert text.count('class="arrow ours"') == moves
-    assert text.count("<path class=trunk ") == len(spans)
+    assert text.count("<path class=trunk ") == moves + 1
     assert f"policy of member {best}, the best of the last round" in text
     assert "the higher its win_rate" in text
 
@@ -222,7 +222,7 @@ def test_members_that_take_turns_are_drawn_at_their_own_frames(tmp_path: Path) -
     text = section(page(world), "Population")
     arrow = re.search(r'<g class="arrow"><path d="M([\d.]+) [\d.]+Q[\d.]+ [\d.]+ ([\d.]+) ', text)
     assert arrow is not None
-    from_x, to_x = (float(x) - 76 for x in arrow.groups())
+    from_x, to_x = (float(x) - 86 for x in arrow.groups())
     assert from_x / to_x == pytest.approx(2000 / 2300, abs=1e-3)
 
 
@@ -230,9 +230,34 @@ def test_of_very_many_rounds_some_are_coloured_and_the_page_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_population, "MAX_ROUNDS", 3)
-    ends = [part.end for part in stretches(population_of(world)) if part.member == 0]
+    population = population_of(world)
+    ends = [part.end for part in stretches(population) if part.member == 0]
     assert ends == [3000.0, 6000.0, 6500.0]  # rounds 0, 2 and 5, and now
+    members, best = hyper_series(population, "lr")[:4], hyper_series(population, "lr")[4]
+    assert {x for series in members for x, _ in series.curve} <= {0, 3000, 6000, 6500}
+    assert {x for x, _ in best.curve} <= {0.0, *(span.from_frames for span in population.descent), 6500.0}
     assert "Of 5 rounds, 3 evenly taken ones" in page(world)
+
+
+def test_of_very_many_copies_only_those_of_the_descent_are_arrows(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_population, "MAX_ARROWS", 3)
+    assert len(world.pbt.copies) > 3
+    text = page(world)
+    descent = population_of(world).descent
+    moves = sum(a.member != b.member for a, b in itertools.pairwise(descent))
+    assert (text.count('class="arrow ours"'), text.count('class="arrow')) == (moves, moves)
+    assert f"Of {len(world.pbt.copies)} arrows only those of its descent are drawn" in text
+
+
+def test_of_a_line_that_is_written_twice_the_later_one_counts(world: World) -> None:
+    again = {**world.decisions[-1].to_json(), "objective": 9999.0, "time_s": 1, "steps": 1}
+    with (world.run_dir / "population.jsonl").open("a") as file:
+        file.write(json.dumps(again) + "\n")
+    population = population_of(world)
+    assert population.best == again["member"]
+    assert len([part for part in stretches(population) if part.objective == 9999.0]) == 1
 
 
 def test_before_the_first_round_members_are_lines_without_an_objective(tmp_path: Path) -> None:
@@ -348,6 +373,13 @@ def test_a_snapshot_stands_at_its_first_rating_if_no_line_tells_the_steps_of_its
 def test_steps_of_a_member_become_steps_of_the_run_on_a_line_between_what_was_written() -> None:
     known = [(0.0, 0.0), (100.0, 1000.0), (100.0, 1200.0), (200.0, 1400.0)]
     assert [between(known, x) for x in (0.0, 50.0, 100.0, 150.0, 300.0)] == [0.0, 500.0, 1000.0, 1300.0, 1400.0]
+
+
+def test_of_very_many_lines_of_ratings_some_are_drawn_and_the_last_is_among_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_population, "MAX_POINTS", 4)
+    assert [line["steps"] for line in population_of(world).ratings] == [500, 2500, 4500, 6500]
 
 
 # ---------------------------------------------------------------- each policy's curves

@@ -11,12 +11,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from pronghorn.errors import PopulationError
 from pronghorn.evaluation.charts import (
     LABEL_GAP,
+    MAX_POINTS,
     Area,
     Axis,
     Dot,
@@ -39,7 +42,8 @@ from pronghorn.evaluation.charts import (
 from pronghorn.population.pbt import RANGES, Span, lineage
 from pronghorn.training.metrics import POPULATION_FILE, RATINGS_FILE, read_lines
 
-MAX_ROUNDS = 300  # whose objectives are coloured: more than a line has pixels for only makes the page heavy
+MAX_ARROWS = 300
+MAX_ROUNDS = 300  # whose values are drawn of every member: more only make the page heavy
 SMALL, WIDE = Frame(width=330, height=210), Frame(width=970, height=320, right=84)
 POLICY = re.compile(r"policy/(\d+)/return_mean")
 MEMBER, SNAPSHOT, SCRIPT = (re.compile(p) for p in (r"member:(\d+)", r"snapshot:(\d+)@(\d+)", r"script:(.+)"))
@@ -65,22 +69,31 @@ class Population:
     objective: str = "objective"
     """What members are compared by."""
     ratings: Sequence[Record] = ()
-    """Lines of ratings.jsonl."""
+    """Lines of ratings.jsonl, at most MAX_POINTS."""
 
-    @property
-    def members(self) -> list[int]:
-        """All members, in order."""
-        return sorted({member for _, member in self.decisions})
+    @cached_property
+    def of_member(self) -> dict[int, list[Record]]:
+        """Each member's decisions, oldest first; the members in order."""
+        members = sorted({member for _, member in self.decisions})
+        ordered = [self.decisions[at] for at in sorted(self.decisions)]
+        return {member: [record for record in ordered if record["member"] == member] for member in members}
 
-    @property
+    @cached_property
+    def shown_of_member(self) -> dict[int, list[Record]]:
+        """The same of evenly taken rounds, where there are very many."""
+        rounds = set(thin(sorted({round_ for round_, _ in self.decisions}), MAX_ROUNDS))
+        return {member: [r for r in records if r["round"] in rounds] for member, records in self.of_member.items()}
+
+    @cached_property
+    def descended(self) -> frozenset[tuple[int, int]]:
+        """(round, member) of the decisions that the descent goes through."""
+        return frozenset((span.round, span.member) for span in self.descent)
+
+    @cached_property
     def policies(self) -> list[int]:
         """All policies that have a return of their own, in order."""
         names = {name for line in self.lines for name in line}
         return sorted(int(found[1]) for name in names if (found := POLICY.fullmatch(name)))
-
-    def of_member(self, member: int) -> list[Record]:
-        """Its decisions, oldest first."""
-        return [self.decisions[at] for at in sorted(self.decisions) if at[1] == member]
 
     def points(self, x: str, y: str) -> Points:
         """(x, y) of every line of the metrics that has both."""
@@ -88,7 +101,7 @@ class Population:
 
     def frames_now(self, member: int) -> float:
         """How far a member has come: its newest steps as frames, or its last decision's where there are none."""
-        decided = max(record["member_frames"] for record in self.of_member(member))
+        decided = max(record["member_frames"] for record in self.of_member[member])
         for line in reversed(self.lines):
             steps = line.get(f"policy/{member}/steps")
             if all(map(is_number, (steps, line.get("steps"), line.get("frames")))) and line["steps"]:
@@ -103,7 +116,7 @@ def read_population(run_dir: Path, lines: Sequence[Record], config: Record, note
         lines,
         decisions,
         objective=str(config.get("population.objective", "objective")),
-        ratings=_usable(run_dir / RATINGS_FILE, _is_rating, notes),
+        ratings=_usable(run_dir / RATINGS_FILE, _is_rating, notes, MAX_POINTS),
     )
     best = _best(decisions)
     if best is None:
@@ -115,8 +128,10 @@ def read_population(run_dir: Path, lines: Sequence[Record], config: Record, note
         return replace(population, best=best)
 
 
-def _usable(path: Path, is_usable: Callable[[Record], bool], notes: list[str]) -> list[Record]:
+def _usable(path: Path, is_usable: Callable[[Record], bool], notes: list[str], most: int | None = None) -> list[Record]:
+    """The lines that can be used, evenly taken if there are more than `most`."""
     lines: list[Record] = [*read_lines(path)]
+    lines = thin(lines, most or len(lines))
     usable = [line for line in lines if is_usable(line)]
     if len(usable) < len(lines):
         notes.append(f"{path.name}: {_lines(len(lines) - len(usable))} not what this page expects, and left out")
@@ -133,7 +148,7 @@ def _read_decisions(path: Path, notes: list[str]) -> dict[tuple[int, int], Recor
     known = [record for record in records if record["donor"] is None or record["donor"] in members]
     if len(known) < len(records):
         notes.append(f"{path.name}: {_lines(len(records) - len(known))} of a donor that has none, and left out")
-    at = {(record["round"], record["member"]): record for record in known}
+    at = {_key(record): record for record in known}  # the later line, if one is written twice
     last = max((round_ for round_, _ in at), default=0)
     if last > 0 and {member for round_, member in at if round_ == last} != members:
         notes.append(f"{path.name}: round {last} is left out: a crash left it without the lines of some members")
@@ -191,7 +206,7 @@ def policy_charts(population: Population, of_run: str) -> str:
         for title, name in (("Mean return of each policy", "return_mean"), ("Win rate of each policy", "win_rate"))
         if (drawn := _policy_chart(population, policies, title, name))
     ]
-    return f"<div class=grid>{''.join(figures)}</div>" if figures else ""
+    return f"<div class='grid pair'>{''.join(figures)}</div>" if figures else ""
 
 
 def _policy_chart(population: Population, policies: Sequence[int], title: str, name: str) -> str:
@@ -223,12 +238,11 @@ class Stretch:
 
 def stretches(population: Population) -> list[Stretch]:
     """The lines of all members, in parts. Of very many rounds, evenly taken ones bound them."""
-    rounds = set(thin(sorted({round_ for round_, _ in population.decisions}), MAX_ROUNDS))
     parts: list[Stretch] = []
-    for member in population.members:
+    for member, records in population.shown_of_member.items():
         at = 0.0
-        for record in population.of_member(member):
-            if record["round"] in rounds and record["member_frames"] > at:
+        for record in records:
+            if record["member_frames"] > at:
                 parts.append(Stretch(member, at, record["member_frames"], record["objective"], _about(record)))
                 at = record["member_frames"]
         if population.frames_now(member) > at:
@@ -239,6 +253,16 @@ def stretches(population: Population) -> list[Stretch]:
 def copies(population: Population) -> list[Record]:
     """The decisions by which a member was overwritten, oldest first."""
     return [record for _, record in sorted(population.decisions.items()) if record["donor"] is not None]
+
+
+def shown_copies(population: Population) -> list[Record]:
+    """All copies, if one can tell so many apart; else those that the best member's policy came from."""
+    every = copies(population)
+    return every if len(every) <= MAX_ARROWS else [r for r in every if _key(r) in population.descended]
+
+
+def _key(record: Record) -> tuple[int, int]:
+    return record["round"], record["member"]
 
 
 def _about(record: Record) -> str:
@@ -270,22 +294,24 @@ def _how_to_read(population: Population) -> str:
     ]
     num_rounds = max(round_ for round_, _ in population.decisions)
     if num_rounds > MAX_ROUNDS:
-        words.append(f"(Of {num_rounds:,} rounds, {MAX_ROUNDS} evenly taken ones give the colours.)")
+        words.append(f"Of {num_rounds:,} rounds, {MAX_ROUNDS} evenly taken ones give colours, and thin curves below.")
     if population.descent:
         words.append(f"Outlined: how the policy of member {population.best}, the best of the last round, came to be.")
+    if (num_copies := len(copies(population))) > MAX_ARROWS:
+        words.append(f"Of {num_copies:,} arrows only those of its descent are drawn.")
     return f"<p class=about>{' '.join(words)}</p>"
 
 
 def _lineage(population: Population) -> str:
-    parts, members = stretches(population), population.members
-    frame = Frame(WIDE.width, 26.0 * len(members) + 56, left=76, right=WIDE.right)
-    rows = Axis(len(members) - 0.5, -0.5, ())  # the first member at the top
+    parts, row = stretches(population), {member: index for index, member in enumerate(population.of_member)}
+    frame = Frame(WIDE.width, 26.0 * len(row) + 56, left=86, right=WIDE.right)
+    rows = Axis(len(row) - 0.5, -0.5, ())  # the first member at the top
     area = Area(frame, axis_from_zero(max((part.end for part in parts), default=0.0)), rows)
-    row = {member: index for index, member in enumerate(members)}
     drawn = [_row_names(population, row, area), _trunk(population, row, area)]
     strength = strengths(population)
     drawn += [_stretch(part, row[part.member], strength, area) for part in parts]
-    drawn += [_arrow(record, row, _is_in_descent(population, record), area) for record in copies(population)]
+    ours = population.descended
+    drawn += [_arrow(record, row, _key(record) in ours, area) for record in shown_copies(population)]
     drawn.append(x_axis(area, "frames of each member"))
     return svg(frame, "Members over their frames, with arrows from each that was copied to the one overwritten", drawn)
 
@@ -294,7 +320,7 @@ def _row_names(population: Population, row: Mapping[int, int], area: Area) -> st
     """Each member's name at the left and its last objective at the right."""
     parts = []
     for member, index in row.items():
-        objective = population.of_member(member)[-1]["objective"]
+        objective = population.of_member[member][-1]["objective"]
         y, mark = area.place(0.0, index)[1] + 3.5, " class=strong" if member == population.best else ""
         parts.append(f'<text{mark} x="{area.frame.left - 9:g}" y="{y:g}" text-anchor="end">member {member}</text>')
         if objective is not None:
@@ -330,13 +356,9 @@ def trunk(population: Population) -> list[tuple[int, float, float]]:
 
 def _trunk(population: Population, row: Mapping[int, int], area: Area) -> str:
     """An outline under the lines: wide in ink, and less wide in the card's colour, so that pale lines stay pale."""
-    paths = [area.path([(start, row[member]), (end, row[member])]) for member, start, end in trunk(population)]
+    stays = [(row[member], list(places)) for member, places in groupby(trunk(population), key=lambda place: place[0])]
+    paths = [area.path([(places[0][1], at), (places[-1][2], at)]) for at, places in stays]
     return "".join(f'<path class={layer} d="{path}"/>' for layer in ("trunk", "hollow") for path in paths)
-
-
-def _is_in_descent(population: Population, record: Record) -> bool:
-    """Whether the best member's policy is what was copied."""
-    return any((span.round, span.member) == (record["round"], record["member"]) for span in population.descent)
 
 
 def _arrow(record: Record, row: Mapping[int, int], is_ours: bool, area: Area) -> str:
@@ -395,8 +417,8 @@ def changed_names(population: Population) -> list[str]:
 def hyper_series(population: Population, name: str) -> list[Series]:
     """The values of one hyper-parameter: of each member, and last the schedule of the best member's policy."""
     series = []
-    for member in population.members:
-        values = [(r["member_frames"], r["hyper"][name]) for r in population.of_member(member) if name in r["hyper"]]
+    for member, records in population.shown_of_member.items():
+        values = [(r["member_frames"], r["hyper"][name]) for r in records if name in r["hyper"]]
         curve = stairs(values, population.frames_now(member))
         series.append(Series(f"{colour(member)} thin", curve, title=f"member {member}", has_end=False))
     if population.descent:
@@ -410,20 +432,23 @@ def hyper_series(population: Population, name: str) -> list[Series]:
 def _hyper_chart(population: Population, name: str) -> str:
     series = hyper_series(population, name)
     values = [y for one in series for _, y in one.curve]
-    form = "{:.5g}".format if _scale(name, values) == "complement" else short
+    form = "{:.5g}".format if _moves_on(name) == "complement" else short  # 0.9995 is not 1
     label = f"{name} of each member"
     return line_chart(series, label, "frames of each member", scale=_scale(name, values), form=form, frame=SMALL)
 
 
 def _scale(name: str, values: Sequence[float]) -> Scale:
     """The scale that the value moves on, if it moved far; 0, switched off, has no place on a logarithmic one."""
-    moves_on = RANGES[name].scale if name in RANGES else "log"
-    if moves_on == "integer" or any(value == 0 for value in values):
+    if _moves_on(name) == "integer" or any(value == 0 for value in values):
         return "linear"
-    if moves_on == "complement":
+    if _moves_on(name) == "complement":
         return "complement" if max(values) < 1 and 1 - min(values) > 3 * (1 - max(values)) else "linear"
     sizes = [abs(value) for value in values]
     return "log" if min(values) * max(values) > 0 and max(sizes) > 3 * min(sizes) else "linear"
+
+
+def _moves_on(name: str) -> str:
+    return RANGES[name].scale if name in RANGES else "log"
 
 
 # ---------------------------------------------------------------------------------------------- ratings
@@ -452,7 +477,7 @@ def rating_series(population: Population) -> list[Series]:
     series = []
     for member in sorted(members):
         rated = [(line["steps"], line["ratings"].get(f"member:{member}")) for line in population.ratings]
-        points = thin([(steps, rating) for steps, rating in rated if rating is not None])
+        points = [(steps, rating) for steps, rating in rated if rating is not None]
         curve = [(steps, rating["elo"]) for steps, rating in points]
         upper = [(steps, rating["elo"] + rating["stderr"]) for steps, rating in points]
         lower = [(steps, rating["elo"] - rating["stderr"]) for steps, rating in points]
@@ -512,6 +537,7 @@ def between(points: Iterable[tuple[float, float]], x: float) -> float:
 
 STYLE = """
 .wide{overflow-x:auto}.wide svg{min-width:640px}
+.pair{grid-template-columns:repeat(auto-fill,minmax(min(100%,420px),1fr))}
 .small{grid-template-columns:repeat(auto-fill,minmax(min(100%,290px),1fr));margin-top:10px}
 .about{color:var(--dim);font-size:13.5px}figure+.about{margin-top:20px}
 .life{stroke:var(--k);stroke-width:5;fill:none}.wait{stroke:var(--rule);stroke-width:5;fill:none}
