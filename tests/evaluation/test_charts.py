@@ -114,7 +114,7 @@ def test_more_series_than_colours_differ_by_their_dashes() -> None:
     assert charts.colour(9) == "k1 d1"
 
 
-@pytest.mark.parametrize("value", [None, True, "3", float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize("value", [None, True, "3", float("nan"), float("inf"), -(10**400), [1]])
 def test_what_is_no_finite_number_is_not_drawn(value: object) -> None:
     assert not charts.is_number(value)
     assert charts.is_number(3)

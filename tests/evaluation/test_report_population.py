@@ -248,7 +248,7 @@ def test_of_very_many_copies_only_those_of_the_descent_are_arrows(
     descent = population_of(world).descent
     moves = sum(a.member != b.member for a, b in itertools.pairwise(descent))
     assert (text.count('class="arrow ours"'), text.count('class="arrow')) == (moves, moves)
-    assert f"Of {len(world.pbt.copies)} arrows only those of its descent are drawn" in text
+    assert f"Of {len(world.pbt.copies)} copies only those along the descent" in text
 
 
 def test_of_a_line_that_is_written_twice_the_later_one_counts(world: World) -> None:
@@ -469,6 +469,7 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
         *(("population.jsonl", without(name)) for name in ("round", "member", "member_frames", "hyper", "objective")),
         ("population.jsonl", lambda record: record.update(donor=99)),
         ("population.jsonl", lambda record: record.update(member=-1)),
+        ("population.jsonl", lambda record: record.update(member_frames=10**400)),
         ("population.jsonl", lambda record: record.update(hyper={"lr": "fast"})),
         ("population.jsonl", lambda record: record.update(hyper={"lr": float("nan")})),
         ("population.jsonl", lambda record: record.update(objective=float("inf"))),

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeGuard, TypeVar
 
 MAX_POINTS = 400  # of a curve: more than a chart has pixels only makes the page heavy
+MAX_NUMBER = 1e300  # so that a difference of two is finite
 NUM_COLOURS = 8
 LABEL_GAP = 12.0  # between the lines of two labels, in units of the picture
 
@@ -312,8 +313,8 @@ def spread(heights: Sequence[float], gap: float, bottom: float) -> list[float]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value that was read from a file can be drawn: a finite number, and no bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value that was read from a file can be drawn: a number, finite as a float, and no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
 def thin(items: Sequence[T], most: int = MAX_POINTS) -> list[T]:

@@ -47,6 +47,7 @@ MAX_ROUNDS = 300  # whose values are drawn of every member: more only make the p
 SMALL, WIDE = Frame(width=330, height=210), Frame(width=970, height=320, right=84)
 POLICY = re.compile(r"policy/(\d+)/return_mean")
 MEMBER, SNAPSHOT, SCRIPT = (re.compile(p) for p in (r"member:(\d+)", r"snapshot:(\d+)@(\d+)", r"script:(.+)"))
+RATING = ("elo", "stderr", "games")
 
 Record = Mapping[str, Any]
 
@@ -151,7 +152,7 @@ def _read_decisions(path: Path, notes: list[str]) -> dict[tuple[int, int], Recor
     at = {_key(record): record for record in known}  # the later line, if one is written twice
     last = max((round_ for round_, _ in at), default=0)
     if last > 0 and {member for round_, member in at if round_ == last} != members:
-        notes.append(f"{path.name}: round {last} is left out: a crash left it without the lines of some members")
+        notes.append(f"{path.name}: round {last} is left out: it lacks the lines of some members, as after a crash")
         at = {key: record for key, record in at.items() if key[0] != last}
     return at
 
@@ -161,7 +162,7 @@ def _is_decision(record: Record) -> bool:
     donor, hyper = record.get("donor"), record.get("hyper")
     counts += [] if donor is None else [donor]
     return (
-        all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
+        all(isinstance(count, int) and is_number(count) and count >= 0 for count in counts)
         and isinstance(hyper, dict)
         and all(map(is_number, hyper.values()))
         and isinstance(record.get("changed"), dict)
@@ -176,11 +177,8 @@ def _is_rating(record: Record) -> bool:
         is_number(record.get("steps"))
         and isinstance(record.get("pool"), list)
         and isinstance(ratings, dict)
-        and all(isinstance(r, dict) and all(is_number(r.get(n)) for n in _RATING) for r in ratings.values())
+        and all(isinstance(r, dict) and all(is_number(r.get(n)) for n in RATING) for r in ratings.values())
     )
-
-
-_RATING = ("elo", "stderr", "games")
 
 
 def _best(decisions: Mapping[tuple[int, int], Record]) -> int | None:
@@ -298,7 +296,7 @@ def _how_to_read(population: Population) -> str:
     if population.descent:
         words.append(f"Outlined: how the policy of member {population.best}, the best of the last round, came to be.")
     if (num_copies := len(copies(population))) > MAX_ARROWS:
-        words.append(f"Of {num_copies:,} arrows only those of its descent are drawn.")
+        words.append(f"Of {num_copies:,} copies only those along the descent of the best member have arrows.")
     return f"<p class=about>{' '.join(words)}</p>"
 
 
