@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pronghorn.config_population import PopulationConfig
 from pronghorn.evaluation import report_population
 from pronghorn.evaluation.charts import stairs
 from pronghorn.evaluation.report import read_run, write_report
@@ -28,7 +29,6 @@ from pronghorn.evaluation.report_population import (
     stretches,
     trunk,
 )
-from pronghorn.config_population import PopulationConfig
 from pronghorn.population.pbt import PBT, Decision, lineage
 from pronghorn.population.ratings import Ratings, expected_score
 
