@@ -33,7 +33,7 @@ _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at
   pronghorn match A B …             play games between runs, scripts and random: head-to-head results and ratings
   pronghorn record RUN --out F.mp4  write a video of the agent (needs no display)
   pronghorn watch RUN               show the agent playing in the terminal
-  pronghorn report RUN … --out F    learning curves, throughput and video in one HTML page
+  pronghorn report RUN … --out F    learning curves, throughput, video, populations: one HTML page
   pronghorn envs                    environments that can be named here
   pronghorn doctor                  what this machine offers and what is missing
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pronghorn.errors import MissingExtraError, RunDirError, UsageError
-from pronghorn.training.metrics import EpisodeTracker, MetricsWriter, limiting_stage, read_metrics
+from pronghorn.training.metrics import EpisodeTracker, MetricsWriter, limiting_stage, read_lines, read_metrics
 from pronghorn.types import Event, Ready
 
 FIRST, STEP, LAST, LOST, INACTIVE = Event.FIRST, Event.STEP, Event.LAST, Event.LOST, Event.INACTIVE
@@ -280,6 +280,12 @@ def test_reading_leaves_torn_lines_out_and_warns_of_one_inside(
     (tmp_path / "metrics.jsonl").write_text('{"steps": 1}\n{"steps\n[2]\n{"steps": 3}\n{"st')
     assert [record["steps"] for record in read_metrics(tmp_path)] == [1, 3]
     assert "line 2, 3 " in caplog.text
+
+
+def test_a_damaged_byte_costs_its_own_line_only(tmp_path: Path) -> None:
+    (tmp_path / "any.jsonl").write_bytes(b'{"a": 1}\n{"a": \xff2}\n{"a": 3}\n{"a": 4, \xc3')
+    assert read_lines(tmp_path / "any.jsonl") == [{"a": 1}, {"a": 3}]
+    assert read_lines(tmp_path / "none.jsonl") == []
 
 
 def tensorboard_points(run_dir: Path, tag: str) -> list[tuple[int, float]]:
