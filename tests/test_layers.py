@@ -92,7 +92,7 @@ def test_a_population_knows_only_numbers() -> None:
 
 
 def test_at_most_76_source_files() -> None:
-    """50, and twenty-six: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
+    """50, and 26: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
     network in pieces are neither its shape nor its losses; a population is four questions that are asked apart: who
     meets whom, who is stronger, who is copied, and how a hyper-parameter moves; and agents that take turns are stepped
     in another way than those that act at once, what both ways share steps neither, and one form for unlike spaces knows

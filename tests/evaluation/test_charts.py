@@ -91,8 +91,6 @@ def test_everything_of_a_series_is_drawn_to_scale() -> None:
     assert re.search(r'<text class="value k3" x="156" y="78.5">7: 15</text>', svg)
 
 
-<<<<<<< HEAD
-=======
 def test_names_of_levels_close_together_do_not_cover_each_other() -> None:
     levels = [Level(10.0, "lower"), Level(10.2, "upper"), Level(0.0, "lowest")]
     svg = line_chart([Series("k0", [(0.0, 0.0), (1.0, 10.0)])], "y", "x", levels=levels, frame=SQUARE)
@@ -103,7 +101,6 @@ def test_names_of_levels_close_together_do_not_cover_each_other() -> None:
     assert heights[2] == 146.0  # on its line
 
 
->>>>>>> lineage
 def test_a_series_without_an_end_has_no_last_value_and_an_empty_chart_says_so() -> None:
     svg = line_chart([Series("k0", [(0.0, 1.0), (1.0, 2.0)], has_end=False)], "y", "x")
     assert 'class="line k0"' in svg
@@ -117,11 +114,7 @@ def test_more_series_than_colours_differ_by_their_dashes() -> None:
     assert charts.colour(9) == "k1 d1"
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("value", [None, True, "3", float("nan"), float("inf"), [1]])
-=======
 @pytest.mark.parametrize("value", [None, True, "3", float("nan"), float("inf"), -(10**400), [1]])
->>>>>>> lineage
 def test_what_is_no_finite_number_is_not_drawn(value: object) -> None:
     assert not charts.is_number(value)
     assert charts.is_number(3)

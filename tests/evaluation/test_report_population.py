@@ -14,13 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-<<<<<<< HEAD
-from pronghorn.evaluation import report_population
-=======
 from pronghorn.config_population import PopulationConfig
 from pronghorn.evaluation import report_population
 from pronghorn.evaluation.charts import stairs
->>>>>>> lineage
 from pronghorn.evaluation.report import read_run, write_report
 from pronghorn.evaluation.report_population import (
     Population,
@@ -33,11 +29,7 @@ from pronghorn.evaluation.report_population import (
     stretches,
     trunk,
 )
-<<<<<<< HEAD
-from pronghorn.population.pbt import PBT, Decision, PBTSettings, lineage
-=======
 from pronghorn.population.pbt import PBT, Decision, lineage
->>>>>>> lineage
 from pronghorn.population.ratings import Ratings, expected_score
 
 BASE = {"lr": 1e-4, "gamma": 0.99, "exploration_coef": 0.003, "epochs": 1.0}
@@ -57,11 +49,7 @@ class World:
         (run_dir / "config.toml").write_text('[env]\nid = "gym:Made-up"\n[population]\nobjective = "win_rate"\n')
         rules = {"burn_in_frames": 2 * PERIOD, "period_frames": PERIOD, "mutation_rate": 0.5, "gap_relative": 0.0}
         rules |= {"mutable": ("lr", "gamma", "exploration_coef"), "keep_first": False}
-<<<<<<< HEAD
-        self.pbt = PBT(PBTSettings(members=members, **(rules | settings)), BASE, seed=3)
-=======
         self.pbt = PBT(PopulationConfig(members=members, **(rules | settings)), BASE, seed=3)
->>>>>>> lineage
         self.skill, self.ratings, self.pool = [1000.0] * members, Ratings(), list[str]()
         self.ratings.add("script:random")
         for member in range(members):
@@ -219,11 +207,7 @@ def test_the_descent_of_the_best_member_is_outlined(world: World) -> None:
     text = page(world)
     moves = sum(a.member != b.member for a, b in itertools.pairwise(spans))
     assert text.count('class="arrow ours"') == moves
-<<<<<<< HEAD
-    assert text.count("<path class=trunk ") == len(spans)
-=======
     assert text.count("<path class=trunk ") == moves + 1
->>>>>>> lineage
     assert f"policy of member {best}, the best of the last round" in text
     assert "the higher its win_rate" in text
 
@@ -239,11 +223,7 @@ def test_members_that_take_turns_are_drawn_at_their_own_frames(tmp_path: Path) -
     text = section(page(world), "Population")
     arrow = re.search(r'<g class="arrow"><path d="M([\d.]+) [\d.]+Q[\d.]+ [\d.]+ ([\d.]+) ', text)
     assert arrow is not None
-<<<<<<< HEAD
-    from_x, to_x = (float(x) - 76 for x in arrow.groups())
-=======
     from_x, to_x = (float(x) - 86 for x in arrow.groups())
->>>>>>> lineage
     assert from_x / to_x == pytest.approx(2000 / 2300, abs=1e-3)
 
 
@@ -251,13 +231,6 @@ def test_of_very_many_rounds_some_are_coloured_and_the_page_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_population, "MAX_ROUNDS", 3)
-<<<<<<< HEAD
-    ends = [part.end for part in stretches(population_of(world)) if part.member == 0]
-    assert ends == [3000.0, 6000.0, 6500.0]  # rounds 0, 2 and 5, and now
-    assert "Of 5 rounds, 3 evenly taken ones" in page(world)
-
-
-=======
     population = population_of(world)
     ends = [part.end for part in stretches(population) if part.member == 0]
     assert ends == [3000.0, 6000.0, 6500.0]  # rounds 0, 2 and 5, and now
@@ -288,7 +261,6 @@ def test_of_a_line_that_is_written_twice_the_later_one_counts(world: World) -> N
     assert len([part for part in stretches(population) if part.objective == 9999.0]) == 1
 
 
->>>>>>> lineage
 def test_before_the_first_round_members_are_lines_without_an_objective(tmp_path: Path) -> None:
     world = World(tmp_path / "run", members=3)
     world.interval()
@@ -314,18 +286,9 @@ def test_a_panel_shows_what_each_member_had_and_the_schedule_of_the_best(world: 
             held = decision.hyper["lr"]
         assert series.curve[-1] == (6500.0, world.pbt.hyper(member)["lr"])
     assert best.colour == "best"
-<<<<<<< HEAD
-    at = dict(best.curve)
-    values = [(span.from_frames, span.hyper["lr"]) for span in population.descent]
-    changes = [(x, y) for (x, y), before in zip(values, [None, *(y for _, y in values)], strict=False) if y != before]
-    assert len(changes) > 1
-    assert all(at[x] == y for x, y in changes)
-    assert {y for _, y in best.curve} == {y for _, y in changes}
-=======
     values = [(span.from_frames, span.hyper["lr"]) for span in population.descent]
     assert len({y for _, y in values}) > 1
     assert best.curve == stairs(values, end=6500.0)
->>>>>>> lineage
 
 
 def test_only_hyper_parameters_that_changed_have_a_panel(world: World) -> None:
@@ -410,8 +373,6 @@ def test_steps_of_a_member_become_steps_of_the_run_on_a_line_between_what_was_wr
     assert [between(known, x) for x in (0.0, 50.0, 100.0, 150.0, 300.0)] == [0.0, 500.0, 1000.0, 1300.0, 1400.0]
 
 
-<<<<<<< HEAD
-=======
 def test_of_very_many_lines_of_ratings_some_are_drawn_and_the_last_is_among_them(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,7 +380,6 @@ def test_of_very_many_lines_of_ratings_some_are_drawn_and_the_last_is_among_them
     assert [line["steps"] for line in population_of(world).ratings] == [500, 2500, 4500, 6500]
 
 
->>>>>>> lineage
 # ---------------------------------------------------------------- each policy's curves
 
 
@@ -507,10 +467,7 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
         *(("population.jsonl", without(name)) for name in ("round", "member", "member_frames", "hyper", "objective")),
         ("population.jsonl", lambda record: record.update(donor=99)),
         ("population.jsonl", lambda record: record.update(member=-1)),
-<<<<<<< HEAD
-=======
         ("population.jsonl", lambda record: record.update(member_frames=10**400)),
->>>>>>> lineage
         ("population.jsonl", lambda record: record.update(hyper={"lr": "fast"})),
         ("population.jsonl", lambda record: record.update(hyper={"lr": float("nan")})),
         ("population.jsonl", lambda record: record.update(objective=float("inf"))),

@@ -10,17 +10,11 @@ import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-<<<<<<< HEAD
-from typing import Any, Literal, TypeGuard, TypeVar
-
-MAX_POINTS = 400  # of a curve: more than a chart has pixels only makes the page heavy
-=======
 from functools import cached_property
 from typing import Any, Literal, TypeGuard, TypeVar
 
 MAX_POINTS = 400  # of a curve: more than a chart has pixels only makes the page heavy
 MAX_NUMBER = 1e300  # so that a difference of two is finite
->>>>>>> lineage
 NUM_COLOURS = 8
 LABEL_GAP = 12.0  # between the lines of two labels, in units of the picture
 
@@ -107,17 +101,12 @@ class Axis:
 
     def share(self, value: float) -> float:
         """0 at the low end, 1 at the high one."""
-<<<<<<< HEAD
-        low, high, at = (_along(v, self.scale) for v in (self.low, self.high, value))
-        return (at - low) / (high - low)
-=======
         low, high = self._ends
         return (_along(value, self.scale) - low) / (high - low)
 
     @cached_property
     def _ends(self) -> tuple[float, float]:
         return _along(self.low, self.scale), _along(self.high, self.scale)
->>>>>>> lineage
 
 
 def _along(value: float, scale: Scale) -> float:
@@ -217,14 +206,9 @@ def line_chart(
         return f"<p class=empty>{empty}</p>"
     heights = [y for _, y in shown] + [level.y for level in levels] + [0.0] * from_zero
     area = Area(frame, axis_from_zero(max(x for x, _ in shown)), axis_around(heights, scale))
-<<<<<<< HEAD
-    parts = [rules(area, form), x_axis(area, x_label), *(_level(level, area) for level in levels)]
-    parts += [_curve(one, area) for one in series]
-=======
     parts = [rules(area, form), x_axis(area, x_label), _levels(levels, area)]
     for layer in (_band, _line, _dots):  # of all series, so that no band or line hides the points of another
         parts += [layer(one, area) for one in series]
->>>>>>> lineage
     parts.append(_last_values(series, area, form))
     return svg(frame, f"{title} against {x_label}", parts)
 
@@ -262,22 +246,6 @@ def x_axis(area: Area, label: str) -> str:
     return "".join(parts) + f'<text class=axis {at} text-anchor="middle">{text(label)}</text>'
 
 
-<<<<<<< HEAD
-def _level(level: Level, area: Area) -> str:
-    x, y = area.place(area.x.low, level.y)
-    line = f'<path class=level d="M{x} {y}H{area.frame.width - area.frame.right:g}"/>'
-    return f'{line}<text x="{x + 4}" y="{y - 4:.1f}">{text(level.label)}</text>'
-
-
-def _curve(series: Series, area: Area) -> str:
-    parts, about = [], f"<title>{text(series.title)}</title>" if series.title else ""
-    if series.band:
-        parts.append(f'<path class="band {series.colour}" d="{area.path(series.band)}Z"/>')
-    if len(series.curve) > 1:
-        line = f'class="line {series.colour}" d="{area.path(series.curve)}"'
-        parts.append(f"<path {line}>{about}</path>" if about else f"<path {line}/>")
-    parts += [_dot(dot, series.colour, area) for dot in series.dots]
-=======
 def _levels(levels: Sequence[Level], area: Area) -> str:
     """The lines, with their names on them, or below those that they would cover."""
     ranked = sorted(levels, key=lambda level: -level.y)
@@ -303,7 +271,6 @@ def _line(series: Series, area: Area) -> str:
 
 def _dots(series: Series, area: Area) -> str:
     parts = [_dot(dot, series.colour, area) for dot in series.dots]
->>>>>>> lineage
     if series.curve and series.has_end:
         x, y = area.place(*series.curve[-1])
         parts.append(f'<circle class="end {series.colour}" cx="{x}" cy="{y}" r="3"/>')
@@ -346,13 +313,8 @@ def spread(heights: Sequence[float], gap: float, bottom: float) -> list[float]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-<<<<<<< HEAD
-    """Whether a value that was read from a file can be drawn: a finite number, and no bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-=======
     """Whether a value that was read from a file can be drawn: a number, finite as a float, and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
->>>>>>> lineage
 
 
 def thin(items: Sequence[T], most: int = MAX_POINTS) -> list[T]:

@@ -11,21 +11,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-<<<<<<< HEAD
-=======
 from functools import cached_property
 from itertools import groupby
->>>>>>> lineage
 from pathlib import Path
 from typing import Any
 
 from pronghorn.errors import PopulationError
 from pronghorn.evaluation.charts import (
     LABEL_GAP,
-<<<<<<< HEAD
-=======
     MAX_POINTS,
->>>>>>> lineage
     Area,
     Axis,
     Dot,
@@ -48,19 +42,12 @@ from pronghorn.evaluation.charts import (
 from pronghorn.population.pbt import RANGES, Span, lineage
 from pronghorn.training.metrics import POPULATION_FILE, RATINGS_FILE, read_lines
 
-<<<<<<< HEAD
-MAX_ROUNDS = 300  # whose objectives are coloured: more than a line has pixels for only makes the page heavy
-SMALL, WIDE = Frame(width=330, height=210), Frame(width=970, height=320, right=84)
-POLICY = re.compile(r"policy/(\d+)/return_mean")
-MEMBER, SNAPSHOT, SCRIPT = (re.compile(p) for p in (r"member:(\d+)", r"snapshot:(\d+)@(\d+)", r"script:(.+)"))
-=======
 MAX_ARROWS = 300
 MAX_ROUNDS = 300  # whose values are drawn of every member: more only make the page heavy
 SMALL, WIDE = Frame(width=330, height=210), Frame(width=970, height=320, right=84)
 POLICY = re.compile(r"policy/(\d+)/return_mean")
 MEMBER, SNAPSHOT, SCRIPT = (re.compile(p) for p in (r"member:(\d+)", r"snapshot:(\d+)@(\d+)", r"script:(.+)"))
 RATING = ("elo", "stderr", "games")
->>>>>>> lineage
 
 Record = Mapping[str, Any]
 
@@ -83,16 +70,6 @@ class Population:
     objective: str = "objective"
     """What members are compared by."""
     ratings: Sequence[Record] = ()
-<<<<<<< HEAD
-    """Lines of ratings.jsonl."""
-
-    @property
-    def members(self) -> list[int]:
-        """All members, in order."""
-        return sorted({member for _, member in self.decisions})
-
-    @property
-=======
     """Lines of ratings.jsonl, at most MAX_POINTS."""
 
     @cached_property
@@ -114,30 +91,18 @@ class Population:
         return frozenset((span.round, span.member) for span in self.descent)
 
     @cached_property
->>>>>>> lineage
     def policies(self) -> list[int]:
         """All policies that have a return of their own, in order."""
         names = {name for line in self.lines for name in line}
         return sorted(int(found[1]) for name in names if (found := POLICY.fullmatch(name)))
 
-<<<<<<< HEAD
-    def of_member(self, member: int) -> list[Record]:
-        """Its decisions, oldest first."""
-        return [self.decisions[at] for at in sorted(self.decisions) if at[1] == member]
-
-=======
->>>>>>> lineage
     def points(self, x: str, y: str) -> Points:
         """(x, y) of every line of the metrics that has both."""
         return [(line[x], line[y]) for line in self.lines if is_number(line.get(x)) and is_number(line.get(y))]
 
     def frames_now(self, member: int) -> float:
         """How far a member has come: its newest steps as frames, or its last decision's where there are none."""
-<<<<<<< HEAD
-        decided = max(record["member_frames"] for record in self.of_member(member))
-=======
         decided = max(record["member_frames"] for record in self.of_member[member])
->>>>>>> lineage
         for line in reversed(self.lines):
             steps = line.get(f"policy/{member}/steps")
             if all(map(is_number, (steps, line.get("steps"), line.get("frames")))) and line["steps"]:
@@ -152,11 +117,7 @@ def read_population(run_dir: Path, lines: Sequence[Record], config: Record, note
         lines,
         decisions,
         objective=str(config.get("population.objective", "objective")),
-<<<<<<< HEAD
-        ratings=_usable(run_dir / RATINGS_FILE, _is_rating, notes),
-=======
         ratings=_usable(run_dir / RATINGS_FILE, _is_rating, notes, MAX_POINTS),
->>>>>>> lineage
     )
     best = _best(decisions)
     if best is None:
@@ -168,15 +129,10 @@ def read_population(run_dir: Path, lines: Sequence[Record], config: Record, note
         return replace(population, best=best)
 
 
-<<<<<<< HEAD
-def _usable(path: Path, is_usable: Callable[[Record], bool], notes: list[str]) -> list[Record]:
-    lines: list[Record] = [*read_lines(path)]
-=======
 def _usable(path: Path, is_usable: Callable[[Record], bool], notes: list[str], most: int | None = None) -> list[Record]:
     """The lines that can be used, evenly taken if there are more than `most`."""
     lines: list[Record] = [*read_lines(path)]
     lines = thin(lines, most or len(lines))
->>>>>>> lineage
     usable = [line for line in lines if is_usable(line)]
     if len(usable) < len(lines):
         notes.append(f"{path.name}: {_lines(len(lines) - len(usable))} not what this page expects, and left out")
@@ -193,17 +149,10 @@ def _read_decisions(path: Path, notes: list[str]) -> dict[tuple[int, int], Recor
     known = [record for record in records if record["donor"] is None or record["donor"] in members]
     if len(known) < len(records):
         notes.append(f"{path.name}: {_lines(len(records) - len(known))} of a donor that has none, and left out")
-<<<<<<< HEAD
-    at = {(record["round"], record["member"]): record for record in known}
-    last = max((round_ for round_, _ in at), default=0)
-    if last > 0 and {member for round_, member in at if round_ == last} != members:
-        notes.append(f"{path.name}: round {last} is left out: a crash left it without the lines of some members")
-=======
     at = {_key(record): record for record in known}  # the later line, if one is written twice
     last = max((round_ for round_, _ in at), default=0)
     if last > 0 and {member for round_, member in at if round_ == last} != members:
         notes.append(f"{path.name}: round {last} is left out: it lacks the lines of some members, as after a crash")
->>>>>>> lineage
         at = {key: record for key, record in at.items() if key[0] != last}
     return at
 
@@ -213,11 +162,7 @@ def _is_decision(record: Record) -> bool:
     donor, hyper = record.get("donor"), record.get("hyper")
     counts += [] if donor is None else [donor]
     return (
-<<<<<<< HEAD
-        all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
-=======
         all(isinstance(count, int) and is_number(count) and count >= 0 for count in counts)
->>>>>>> lineage
         and isinstance(hyper, dict)
         and all(map(is_number, hyper.values()))
         and isinstance(record.get("changed"), dict)
@@ -232,20 +177,10 @@ def _is_rating(record: Record) -> bool:
         is_number(record.get("steps"))
         and isinstance(record.get("pool"), list)
         and isinstance(ratings, dict)
-<<<<<<< HEAD
-        and all(isinstance(r, dict) and all(is_number(r.get(n)) for n in _RATING) for r in ratings.values())
-    )
-
-
-_RATING = ("elo", "stderr", "games")
-
-
-=======
         and all(isinstance(r, dict) and all(is_number(r.get(n)) for n in RATING) for r in ratings.values())
     )
 
 
->>>>>>> lineage
 def _best(decisions: Mapping[tuple[int, int], Record]) -> int | None:
     """The member with the highest objective of the last round that has ended, the first of equals."""
     last = max((round_ for round_, _ in decisions), default=0)
@@ -269,11 +204,7 @@ def policy_charts(population: Population, of_run: str) -> str:
         for title, name in (("Mean return of each policy", "return_mean"), ("Win rate of each policy", "win_rate"))
         if (drawn := _policy_chart(population, policies, title, name))
     ]
-<<<<<<< HEAD
-    return f"<div class=grid>{''.join(figures)}</div>" if figures else ""
-=======
     return f"<div class='grid pair'>{''.join(figures)}</div>" if figures else ""
->>>>>>> lineage
 
 
 def _policy_chart(population: Population, policies: Sequence[int], title: str, name: str) -> str:
@@ -305,20 +236,11 @@ class Stretch:
 
 def stretches(population: Population) -> list[Stretch]:
     """The lines of all members, in parts. Of very many rounds, evenly taken ones bound them."""
-<<<<<<< HEAD
-    rounds = set(thin(sorted({round_ for round_, _ in population.decisions}), MAX_ROUNDS))
-    parts: list[Stretch] = []
-    for member in population.members:
-        at = 0.0
-        for record in population.of_member(member):
-            if record["round"] in rounds and record["member_frames"] > at:
-=======
     parts: list[Stretch] = []
     for member, records in population.shown_of_member.items():
         at = 0.0
         for record in records:
             if record["member_frames"] > at:
->>>>>>> lineage
                 parts.append(Stretch(member, at, record["member_frames"], record["objective"], _about(record)))
                 at = record["member_frames"]
         if population.frames_now(member) > at:
@@ -331,8 +253,6 @@ def copies(population: Population) -> list[Record]:
     return [record for _, record in sorted(population.decisions.items()) if record["donor"] is not None]
 
 
-<<<<<<< HEAD
-=======
 def shown_copies(population: Population) -> list[Record]:
     """All copies, if one can tell so many apart; else those that the best member's policy came from."""
     every = copies(population)
@@ -343,7 +263,6 @@ def _key(record: Record) -> tuple[int, int]:
     return record["round"], record["member"]
 
 
->>>>>>> lineage
 def _about(record: Record) -> str:
     objective = "no objective" if record["objective"] is None else f"objective {record['objective']:.4g}"
     return f"member {record['member']}, round {record['round']}: {objective}"
@@ -373,32 +292,15 @@ def _how_to_read(population: Population) -> str:
     ]
     num_rounds = max(round_ for round_, _ in population.decisions)
     if num_rounds > MAX_ROUNDS:
-<<<<<<< HEAD
-        words.append(f"(Of {num_rounds:,} rounds, {MAX_ROUNDS} evenly taken ones give the colours.)")
-    if population.descent:
-        words.append(f"Outlined: how the policy of member {population.best}, the best of the last round, came to be.")
-=======
         words.append(f"Of {num_rounds:,} rounds, {MAX_ROUNDS} evenly taken ones give colours, and thin curves below.")
     if population.descent:
         words.append(f"Outlined: how the policy of member {population.best}, the best of the last round, came to be.")
     if (num_copies := len(copies(population))) > MAX_ARROWS:
         words.append(f"Of {num_copies:,} copies only those along the descent of the best member have arrows.")
->>>>>>> lineage
     return f"<p class=about>{' '.join(words)}</p>"
 
 
 def _lineage(population: Population) -> str:
-<<<<<<< HEAD
-    parts, members = stretches(population), population.members
-    frame = Frame(WIDE.width, 26.0 * len(members) + 56, left=76, right=WIDE.right)
-    rows = Axis(len(members) - 0.5, -0.5, ())  # the first member at the top
-    area = Area(frame, axis_from_zero(max((part.end for part in parts), default=0.0)), rows)
-    row = {member: index for index, member in enumerate(members)}
-    drawn = [_row_names(population, row, area), _trunk(population, row, area)]
-    strength = strengths(population)
-    drawn += [_stretch(part, row[part.member], strength, area) for part in parts]
-    drawn += [_arrow(record, row, _is_in_descent(population, record), area) for record in copies(population)]
-=======
     parts, row = stretches(population), {member: index for index, member in enumerate(population.of_member)}
     frame = Frame(WIDE.width, 26.0 * len(row) + 56, left=86, right=WIDE.right)
     rows = Axis(len(row) - 0.5, -0.5, ())  # the first member at the top
@@ -408,7 +310,6 @@ def _lineage(population: Population) -> str:
     drawn += [_stretch(part, row[part.member], strength, area) for part in parts]
     ours = population.descended
     drawn += [_arrow(record, row, _key(record) in ours, area) for record in shown_copies(population)]
->>>>>>> lineage
     drawn.append(x_axis(area, "frames of each member"))
     return svg(frame, "Members over their frames, with arrows from each that was copied to the one overwritten", drawn)
 
@@ -417,11 +318,7 @@ def _row_names(population: Population, row: Mapping[int, int], area: Area) -> st
     """Each member's name at the left and its last objective at the right."""
     parts = []
     for member, index in row.items():
-<<<<<<< HEAD
-        objective = population.of_member(member)[-1]["objective"]
-=======
         objective = population.of_member[member][-1]["objective"]
->>>>>>> lineage
         y, mark = area.place(0.0, index)[1] + 3.5, " class=strong" if member == population.best else ""
         parts.append(f'<text{mark} x="{area.frame.left - 9:g}" y="{y:g}" text-anchor="end">member {member}</text>')
         if objective is not None:
@@ -457,23 +354,11 @@ def trunk(population: Population) -> list[tuple[int, float, float]]:
 
 def _trunk(population: Population, row: Mapping[int, int], area: Area) -> str:
     """An outline under the lines: wide in ink, and less wide in the card's colour, so that pale lines stay pale."""
-<<<<<<< HEAD
-    paths = [area.path([(start, row[member]), (end, row[member])]) for member, start, end in trunk(population)]
-    return "".join(f'<path class={layer} d="{path}"/>' for layer in ("trunk", "hollow") for path in paths)
-
-
-def _is_in_descent(population: Population, record: Record) -> bool:
-    """Whether the best member's policy is what was copied."""
-    return any((span.round, span.member) == (record["round"], record["member"]) for span in population.descent)
-
-
-=======
     stays = [(row[member], list(places)) for member, places in groupby(trunk(population), key=lambda place: place[0])]
     paths = [area.path([(places[0][1], at), (places[-1][2], at)]) for at, places in stays]
     return "".join(f'<path class={layer} d="{path}"/>' for layer in ("trunk", "hollow") for path in paths)
 
 
->>>>>>> lineage
 def _arrow(record: Record, row: Mapping[int, int], is_ours: bool, area: Area) -> str:
     """A bow from the donor to the member, wider the farther they are apart, so that those of one round differ."""
     from_x, from_y = area.place(_donor_frames(record), row[record["donor"]])
@@ -530,13 +415,8 @@ def changed_names(population: Population) -> list[str]:
 def hyper_series(population: Population, name: str) -> list[Series]:
     """The values of one hyper-parameter: of each member, and last the schedule of the best member's policy."""
     series = []
-<<<<<<< HEAD
-    for member in population.members:
-        values = [(r["member_frames"], r["hyper"][name]) for r in population.of_member(member) if name in r["hyper"]]
-=======
     for member, records in population.shown_of_member.items():
         values = [(r["member_frames"], r["hyper"][name]) for r in records if name in r["hyper"]]
->>>>>>> lineage
         curve = stairs(values, population.frames_now(member))
         series.append(Series(f"{colour(member)} thin", curve, title=f"member {member}", has_end=False))
     if population.descent:
@@ -550,39 +430,25 @@ def hyper_series(population: Population, name: str) -> list[Series]:
 def _hyper_chart(population: Population, name: str) -> str:
     series = hyper_series(population, name)
     values = [y for one in series for _, y in one.curve]
-<<<<<<< HEAD
-    form = "{:.5g}".format if _scale(name, values) == "complement" else short
-=======
     form = "{:.5g}".format if _moves_on(name) == "complement" else short  # 0.9995 is not 1
->>>>>>> lineage
     label = f"{name} of each member"
     return line_chart(series, label, "frames of each member", scale=_scale(name, values), form=form, frame=SMALL)
 
 
 def _scale(name: str, values: Sequence[float]) -> Scale:
     """The scale that the value moves on, if it moved far; 0, switched off, has no place on a logarithmic one."""
-<<<<<<< HEAD
-    moves_on = RANGES[name].scale if name in RANGES else "log"
-    if moves_on == "integer" or any(value == 0 for value in values):
-        return "linear"
-    if moves_on == "complement":
-=======
     if _moves_on(name) == "integer" or any(value == 0 for value in values):
         return "linear"
     if _moves_on(name) == "complement":
->>>>>>> lineage
         return "complement" if max(values) < 1 and 1 - min(values) > 3 * (1 - max(values)) else "linear"
     sizes = [abs(value) for value in values]
     return "log" if min(values) * max(values) > 0 and max(sizes) > 3 * min(sizes) else "linear"
 
 
-<<<<<<< HEAD
-=======
 def _moves_on(name: str) -> str:
     return RANGES[name].scale if name in RANGES else "log"
 
 
->>>>>>> lineage
 # ---------------------------------------------------------------------------------------------- ratings
 
 
@@ -609,11 +475,7 @@ def rating_series(population: Population) -> list[Series]:
     series = []
     for member in sorted(members):
         rated = [(line["steps"], line["ratings"].get(f"member:{member}")) for line in population.ratings]
-<<<<<<< HEAD
-        points = thin([(steps, rating) for steps, rating in rated if rating is not None])
-=======
         points = [(steps, rating) for steps, rating in rated if rating is not None]
->>>>>>> lineage
         curve = [(steps, rating["elo"]) for steps, rating in points]
         upper = [(steps, rating["elo"] + rating["stderr"]) for steps, rating in points]
         lower = [(steps, rating["elo"] - rating["stderr"]) for steps, rating in points]
@@ -673,10 +535,7 @@ def between(points: Iterable[tuple[float, float]], x: float) -> float:
 
 STYLE = """
 .wide{overflow-x:auto}.wide svg{min-width:640px}
-<<<<<<< HEAD
-=======
 .pair{grid-template-columns:repeat(auto-fill,minmax(min(100%,420px),1fr))}
->>>>>>> lineage
 .small{grid-template-columns:repeat(auto-fill,minmax(min(100%,290px),1fr));margin-top:10px}
 .about{color:var(--dim);font-size:13.5px}figure+.about{margin-top:20px}
 .life{stroke:var(--k);stroke-width:5;fill:none}.wait{stroke:var(--rule);stroke-width:5;fill:none}
