@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from pronghorn.envworker import main as protocol
 from pronghorn.envworker.building import flat, make
-from pronghorn.envworker.many_rows import FIRST, INACTIVE, LAST, STEPPED
+from pronghorn.envworker.many_rows import FIRST, INACTIVE, LAST, STEPPED, VectorStep
 from pronghorn.envworker.spaces import ContractBroken
 
 TOYS = str(Path(__file__).parents[1] / "toy_envs.py")
@@ -315,7 +315,9 @@ def test_agents_are_named_in_the_order_of_their_rows_and_only_a_game_of_few_has_
     shapes = {name: [0, "bool", [1]] for name in ("event", "reward", "info", "terminated", "truncated", "episode_over",
                                                   "game", "discrete", "continuous", "at_work")}  # fmt: skip
     rows = protocol.ManyRows(env, 0, protocol.Arrays(bytearray(1), shapes), ())
-    assert rows._record(3, {"hits": 2.0}) == {
+    step = VectorStep.first({}, count)
+    step.stats = {3: {"hits": 2.0}}
+    assert rows._record(3, step) == {
         "row": 3, "hits": 2.0, "length": 0, "return": 0.0, **({"return/3": 0.0, "length/3": 0} if count == 16 else {})
     }  # fmt: skip
 

@@ -233,7 +233,7 @@ def test_players_are_named_by_words(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("runs/none", r"There is no run directory 'runs/none'\. A player is a run directory, 'random', or a script's"),
+        ("runs/none", r"There is no run directory 'runs/none'\. A player is a run directory, RUN:1"),
         (f"{GAMES}:rok", "match_games.py has no 'rok'; near: rock"),
         (f"{GAMES}:not_a_function", "it is 3, not a function"),
         ("no_such_module:rock", "there is no module 'no_such_module'"),

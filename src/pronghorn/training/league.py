@@ -30,11 +30,11 @@ from pronghorn.population.ratings import Outcome, Rating, Ratings
 from pronghorn.training.checkpoint import Checkpoint, Frozen, write_atomically
 from pronghorn.training.guests import Guests
 from pronghorn.training.member import Member
+from pronghorn.training.metrics import POPULATION_FILE, RATINGS_FILE, read_lines
 from pronghorn.training.sampler import Seats
 from pronghorn.training.seats import DealtSeats, MatchSeats, Result
 from pronghorn.types import EnvSpec, Pool, Ready
 
-POPULATION_FILE, RATINGS_FILE = "population.jsonl", "ratings.jsonl"
 RATINGS_EVERY_S = 10.0
 _POINTS: dict[Outcome, float] = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 
@@ -343,13 +343,8 @@ def _append(path: Path, lines: Sequence[str]) -> None:
         os.fsync(file.fileno())
 
 
-def _cut(path: Path, keep: Any) -> None:
+def _cut(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Leave out the lines of what will be done again, and any that a crash tore."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            if keep(json.loads(line)):
-                kept.append(line + "\n")
-    write_atomically(path, "".join(kept).encode())
+    if path.exists():
+        kept = [json.dumps(line) + "\n" for line in read_lines(path) if keep(line)]
+        write_atomically(path, "".join(kept).encode())
