@@ -1,0 +1,178 @@
+"""Board games by self-play: does it win against random, and does it get better against its own past?
+
+    python benchmarks/self_play.py --out runs/self_play --lanes 2
+
+trains every arm with every seed (goes on where it was stopped), plays games against uniformly random moves and a round
+robin of the last policy and its past selves, draws docs/results/self_play.png, keeps the numbers in docs/results/data,
+and prints the table. Arms:
+
+    pool   one match of three is against a frozen snapshot of the past
+    self   both sides are always the learner; snapshots are kept only to be played against afterwards
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from collect_results import RESULTS
+from pronghorn.evaluation.match import match_config, play_matches
+from pronghorn.evaluation.players import load_player
+from pronghorn.training.checkpoint import list_checkpoints, snapshot_names
+
+ARMS = {"pool": ("0.667", "0.333"), "self": ("1.0", "1e-9")}
+PAST_SELVES = 6  # beside the last policy
+LEARNING = (
+    "--learner.unroll-length", "16", "--learner.batch-unrolls", "128", "--learner.epochs", "2",
+    "--learner.minibatches", "8", "--learner.lr", "0.001", "--learner.gamma", "0.99",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """A game, how long it is learned, and the share of games that must not be lost (or be won) against random."""
+
+    name: str
+    env: str
+    steps: int
+    goal: str
+    flags: tuple[str, ...] = ()
+
+    @property
+    def every(self) -> int:
+        """Steps between two snapshots."""
+        return self.steps // 20
+
+
+TASKS = (
+    Task("tic-tac-toe", "pettingzoo:classic.tictactoe_v3", 600_000, "99 % not lost"),
+    Task("connect four", "pettingzoo:classic.connect_four_v3", 1_200_000, "95 % won",
+         ("--model.mlp-layers", "128", "128", "--env.envs-per-worker", "64")),
+)  # fmt: skip
+
+
+def train(task: Task, arm: str, seed: int, folder: Path) -> None:
+    """One run, unless it was made before."""
+    run = run_of(task, arm, seed, folder)
+    log = run.with_suffix(".log")
+    if log.exists() and log.read_text().startswith("reached"):
+        return
+    shutil.rmtree(run, ignore_errors=True)
+    itself, past = ARMS[arm]
+    argv = [
+        sys.executable, "-m", "pronghorn", "train", task.env, *LEARNING, *task.flags, "--steps", str(task.steps),
+        "--seed", str(seed), "--run-dir", str(run), "--log.live", "off", "--selfplay.self-weight", itself,
+        "--selfplay.snapshot-weight", past, "--selfplay.add-every-steps", str(task.every),
+    ]  # fmt: skip
+    with log.open("w") as output:
+        code = subprocess.run(argv, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+    print(f"{run.name}: exit code {code}: {log.read_text().splitlines()[:1]}", flush=True)
+
+
+def run_of(task: Task, arm: str, seed: int, folder: Path) -> Path:
+    return folder / f"{task.name.replace(' ', '_')}-{arm}-{seed}"
+
+
+# ---------------------------------------------------------------- games afterwards
+
+
+def play(run: Path, games: int) -> dict[str, Any]:
+    """The last policy against random, and a round robin with its past selves; kept beside the run."""
+    kept = run / "self_play.json"
+    if kept.exists():
+        result: dict[str, Any] = json.loads(kept.read_text())
+        return result
+    last, random = load_player(str(run)), load_player("random")
+    config = match_config([last])
+    pair = play_matches([last, random], config, games=4 * games, seed=1).pairs()[0]
+    names = past_selves(run)
+    selves = [load_player(f"{run}:{name}") for name in names]
+    ratings = play_matches([*selves, last], config, games=games, seed=2)
+    fitted, final = ratings.fit(), ratings.players[-1]
+    result = {
+        "random": {"wins": pair.wins, "draws": pair.draws, "losses": pair.losses},
+        "steps": [int(name.split("@")[1]) for name in names] + [steps_of(run)],
+        "elo": [fitted[player].elo for player in ratings.players],
+        "stderr": [fitted[player].stderr for player in ratings.players],
+        "scores": [ratings.pair(final, past).score for past in ratings.players[:-1]],
+        "later_scores": later_scores(ratings),
+    }
+    kept.write_text(json.dumps(result))
+    return result
+
+
+def past_selves(run: Path) -> list[str]:
+    """Names of snapshots, evenly taken from the first (untrained) on."""
+    state = json.loads((list_checkpoints(run / "checkpoints")[-1] / "state.json").read_text())
+    names = sorted(snapshot_names(state), key=lambda name: int(name.split("@")[1]))
+    return [names[round(i * (len(names) - 1) / PAST_SELVES)] for i in range(PAST_SELVES)]
+
+
+def steps_of(run: Path) -> int:
+    state = json.loads((list_checkpoints(run / "checkpoints")[-1] / "state.json").read_text())
+    return int(state["learner"]["steps"])
+
+
+def later_scores(ratings: Any) -> list[float]:
+    """What each policy scores against every earlier one: below 0.5 where it was better before (a cycle)."""
+    players = ratings.players
+    return [ratings.pair(later, players[j]).score for i, later in enumerate(players) for j in range(i)]
+
+
+# ---------------------------------------------------------------- what came out
+
+
+def report(folder: Path, seeds: int, games: int) -> None:
+    """Picture and table of all runs."""
+    figure, axes = plt.subplots(1, len(TASKS), figsize=(5 * len(TASKS), 3.6), layout="tight")
+    heads = ("game", "arm", "seed", "against random: won / drawn / lost", "Elo above the first", "worst later score")
+    print(f"| {' | '.join(heads)} |\n|---|---|---|---|---|---|")
+    for axis, task in zip(axes, TASKS, strict=True):
+        for color, arm in zip(("C0", "C1"), ARMS, strict=True):
+            for seed in range(1, seeds + 1):
+                run = run_of(task, arm, seed, folder)
+                result = play(run, games)
+                (RESULTS / "data" / f"self_play-{run.name}.json").write_text(json.dumps(result) + "\n")
+                gains = [elo - result["elo"][0] for elo in result["elo"]]
+                axis.plot([s / 1000 for s in result["steps"]], gains, color=color, marker=".", alpha=0.8,
+                          label=arm if seed == 1 else None)  # fmt: skip
+                vs, total = result["random"], sum(result["random"].values())
+                shares = " / ".join(f"{100 * vs[k] / total:.1f} %" for k in ("wins", "draws", "losses"))
+                error = math.hypot(result["stderr"][0], result["stderr"][-1])
+                print(f"| {task.name} | {arm} | {seed} | {shares} | {gains[-1]:.0f} ± {error:.0f} "
+                      f"| {min(result['later_scores']):.2f} |")  # fmt: skip
+        axis.set(title=f"{task.name}, {seeds} seeds", xlabel="thousand steps", ylabel="Elo above the first policy")
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.savefig(RESULTS / "self_play.png", dpi=80)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run directories go")
+    parser.add_argument("--lanes", type=int, default=1, help="trainings at a time (1)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm (3)")
+    parser.add_argument("--games", type=int, default=100, help="games of each pair of past selves (100)")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    runs = [(task, arm, s) for task in TASKS for s in range(1, arguments.seeds + 1) for arm in ARMS]
+    with ThreadPoolExecutor(arguments.lanes) as lanes:
+        list(lanes.map(lambda run: train(*run, arguments.out), runs))
+    report(arguments.out, arguments.seeds, arguments.games)
+
+
+if __name__ == "__main__":
+    main()
