@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pronghorn import check_env
-from pronghorn.envworker import building, deathmatch, doom
+from pronghorn.envworker import building, deathmatch, doom_scenarios
 from pronghorn.envworker.many_rows import FIRST, LAST, STEPPED
 from pronghorn.envworker.spaces import ContractBroken
 from pronghorn.types import EnvSpec
@@ -55,7 +55,7 @@ def aimed(env, agent=0, target=1):
     x, y, angle = place(env, agent)
     other = place(env, target)
     left = (math.degrees(math.atan2(other[1] - y, other[0] - x)) - angle + 180) % 360 - 180  # degrees to turn left by
-    speeds = [doom.held(value).get(doom.TURN_BUTTON, 0.0) for value in deathmatch.FACTORS[TURN]]
+    speeds = [doom_scenarios.held(value).get(doom_scenarios.TURN_BUTTON, 0.0) for value in deathmatch.FACTORS[TURN]]
     action = np.zeros(7, np.int64)
     action[TURN] = int(np.argmin([abs(speed * 2 + left) for speed in speeds]))  # two tics; a positive speed turns right
     action[ATTACK] = abs(left) < 6
@@ -313,13 +313,6 @@ def test_only_rewards_can_change_while_it_runs(make):
         env.set_option("skill", 5)
     with pytest.raises(ValueError, match="1 tables for 2 agents"):
         env.set_option("rewards", [{}])
-
-
-def test_turns_are_even_to_both_sides_and_0_is_none():
-    factor = doom.turns(21, 12.5)
-    speeds = sorted(doom.held(value).get(doom.TURN_BUTTON, 0.0) for value in factor)
-    np.testing.assert_allclose(speeds, np.linspace(-12.5, 12.5, 21))
-    assert factor[0] == ()
 
 
 # --- maps that a user brings -------------------------------------------------------------------------------

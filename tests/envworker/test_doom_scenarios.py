@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pronghorn.envworker.doom import DoomEnv
-from pronghorn.envworker.doom_scenarios import SCENARIOS
+from pronghorn.envworker.doom_scenarios import SCENARIOS, TURN_BUTTON, held, turns
 from pronghorn.types import EnvSpec
 
 vizdoom = pytest.importorskip("vizdoom")
@@ -64,6 +65,13 @@ def test_action_layout_all_is_the_same_for_every_scenario():
 
 def test_factors_press_the_buttons_that_they_name():
     env = DoomEnv("deadly_corridor")  # turn, walk, strafe, attack
-    pressed = env._button_table[env._action_index([2, 1, 0, 1])]
-    held = {name for name, down in zip(env._button_names, pressed, strict=True) if down}
-    assert held == {"TURN_RIGHT", "MOVE_FORWARD", "ATTACK"}
+    row = env._button_table[env._action_index([2, 1, 0, 1])]
+    pressed = {name for name, down in zip(env._button_names, row, strict=True) if down}
+    assert pressed == {"TURN_RIGHT", "MOVE_FORWARD", "ATTACK"}
+
+
+def test_turns_are_even_to_both_sides_and_0_is_none():
+    factor = turns(21, 12.5)
+    speeds = sorted(held(value).get(TURN_BUTTON, 0.0) for value in factor)
+    np.testing.assert_allclose(speeds, np.linspace(-12.5, 12.5, 21))
+    assert factor[0] == ()
