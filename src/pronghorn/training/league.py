@@ -73,7 +73,7 @@ class League:
         self._matches: MatchSeats | None = None
         if self.matchmaker:
             self._matches = MatchSeats(self.matchmaker, self, len(members), lambda: self.active)
-        dealt = DealtSeats(len(pool.tasks), lambda: self.active, self._begin_row)
+        dealt = DealtSeats(pool.task_ids, lambda: self.active, self._begin_row)
         self.seats: Seats = _Locked(self._matches or dealt, self._lock)
 
     def start(self, saved: Checkpoint | None) -> None:

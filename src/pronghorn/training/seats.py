@@ -20,20 +20,39 @@ Result = tuple[str, str, Outcome]  # player, other player, result seen by the fi
 
 
 class DealtSeats:
-    """Rows of which each is a world of its own: equally many of each task for every member that trains now."""
+    """Rows of which each is a world of its own: of each task equally many for every member that trains now.
 
-    def __init__(self, num_tasks: int, active: Callable[[], Sequence[int]], begin: Callable[[int, int], None]) -> None:
+    A row changes hands only where the shares ask for it: whoever takes one over must wait for an episode to begin.
+    """
+
+    def __init__(
+        self, task_ids: NDArray[np.int64], active: Callable[[], Sequence[int]], begin: Callable[[int, int], None]
+    ) -> None:
         """active: the members that train now. begin(row, member): is told of every episode."""
-        self._num_tasks, self._active, self._begin = num_tasks, active, begin
+        self._task, self._active, self._begin = task_ids.tolist(), active, begin
+        self._member: list[int | None] = [None] * len(self._task)  # of each row
+        self._count: dict[tuple[int, int | None], int] = {}  # (task, member) → rows
 
     def take(self, ready: Ready, begins: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Indices of the members that play the rows which begin, in their order."""
-        rows, active = ready.rows[begins], np.asarray(self._active(), np.int64)
-        # Row r plays task r % num_tasks, so the next row of the same task is num_tasks further.
-        taken: NDArray[np.int64] = active[rows // self._num_tasks % len(active)]
-        for row, member in zip(rows.tolist(), taken.tolist(), strict=True):
+        active = self._active()
+        taken = [self._seat(row, active) for row in ready.rows[begins].tolist()]
+        return np.array(taken, np.int64)
+
+    def _seat(self, row: int, active: Sequence[int]) -> int:
+        task, member = self._task[row], self._member[row]
+        fewest = min(active, key=lambda other: self._count.get((task, other), 0))
+        # It stays where it is, unless another has two rows fewer: then one changes hands, and none back.
+        stays = member in active and self._count[task, member] <= self._count.get((task, fewest), 0) + 1
+        if member is not None and stays:
             self._begin(row, member)
-        return taken
+            return member
+        if member is not None:
+            self._count[task, member] -= 1
+        self._member[row] = fewest
+        self._count[task, fewest] = self._count.get((task, fewest), 0) + 1
+        self._begin(row, fewest)
+        return fewest
 
 
 class Host(Protocol):
