@@ -6,7 +6,7 @@ trains every arm with every seed (goes on where it was stopped), plays games aga
 robin of the last policy and its past selves, draws docs/results/self_play.png, keeps the numbers in docs/results/data,
 and prints the table. Arms:
 
-    pool   one match of three is against a frozen snapshot of the past
+    pool   every second match is against a frozen snapshot of the past
     self   both sides are always the learner; snapshots are kept only to be played against afterwards
 """
 
@@ -33,11 +33,12 @@ from pronghorn.evaluation.match import match_config, play_matches
 from pronghorn.evaluation.players import load_player
 from pronghorn.training.checkpoint import list_checkpoints, snapshot_names
 
-ARMS = {"pool": ("0.667", "0.333"), "self": ("1.0", "1e-9")}
-PAST_SELVES = 6  # beside the last policy
+ARMS = {"pool": ("0.5", "0.5"), "self": ("1.0", "1e-9")}
+PAST_SELVES = 4  # beside the last policy
 LEARNING = (
-    "--learner.unroll-length", "16", "--learner.batch-unrolls", "128", "--learner.epochs", "2",
-    "--learner.minibatches", "8", "--learner.lr", "0.001", "--learner.gamma", "0.99",
+    "--learner.unroll-length", "16", "--learner.epochs", "3", "--learner.minibatches", "8", "--learner.lr", "0.001",
+    "--learner.lr-schedule", "linear", "--learner.gamma", "0.99", "--learner.lambda", "0.95",
+    "--learner.exploration-coef", "0.03",
 )  # fmt: skip
 
 
@@ -49,6 +50,7 @@ class Task:
     env: str
     steps: int
     goal: str
+    arms: tuple[str, ...]
     flags: tuple[str, ...] = ()
 
     @property
@@ -58,9 +60,10 @@ class Task:
 
 
 TASKS = (
-    Task("tic-tac-toe", "pettingzoo:classic.tictactoe_v3", 600_000, "99 % not lost"),
-    Task("connect four", "pettingzoo:classic.connect_four_v3", 1_200_000, "95 % won",
-         ("--model.mlp-layers", "128", "128", "--env.envs-per-worker", "64")),
+    Task("connect four", "pettingzoo:classic.connect_four_v3", 1_000_000, "95 % won", ("pool", "self"),
+         ("--learner.batch-unrolls", "512", "--model.mlp-layers", "256", "256", "--env.envs-per-worker", "128")),
+    Task("tic-tac-toe", "pettingzoo:classic.tictactoe_v3", 400_000, "99 % not lost", ("pool",),
+         ("--learner.batch-unrolls", "128")),
 )  # fmt: skip
 
 
@@ -141,7 +144,7 @@ def report(folder: Path, seeds: int, games: int) -> None:
     heads = ("game", "arm", "seed", "against random: won / drawn / lost", "Elo above the first", "worst later score")
     print(f"| {' | '.join(heads)} |\n|---|---|---|---|---|---|")
     for axis, task in zip(axes, TASKS, strict=True):
-        for color, arm in zip(("C0", "C1"), ARMS, strict=True):
+        for color, arm in zip(("C0", "C1"), task.arms, strict=False):
             for seed in range(1, seeds + 1):
                 run = run_of(task, arm, seed, folder)
                 result = play(run, games)
@@ -165,10 +168,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run directories go")
     parser.add_argument("--lanes", type=int, default=1, help="trainings at a time (1)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm (3)")
-    parser.add_argument("--games", type=int, default=100, help="games of each pair of past selves (100)")
+    parser.add_argument("--games", type=int, default=60, help="games of each pair of past selves (60)")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    runs = [(task, arm, s) for task in TASKS for s in range(1, arguments.seeds + 1) for arm in ARMS]
+    runs = [(task, arm, s) for task in TASKS for s in range(1, arguments.seeds + 1) for arm in task.arms]
     with ThreadPoolExecutor(arguments.lanes) as lanes:
         list(lanes.map(lambda run: train(*run, arguments.out), runs))
     report(arguments.out, arguments.seeds, arguments.games)

@@ -458,10 +458,9 @@ class _Run:
             **self._episodes(),
             **merged([report for of_member in reports for report in of_member]),
         }
-        if len(self.members) > 1:
+        if self.league:
             for member, of_member in zip(self.members, reports, strict=True):
                 metrics |= {f"policy/{member.index}/{k}": v for k, v in member.report(of_member).items()}
-        if self.league:
             self.league.write_ratings(last=last)
             metrics |= self.league.report()
         if self.evaluated.last is not None:

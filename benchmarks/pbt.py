@@ -1,0 +1,127 @@
+"""Does population-based training beat the same compute spent on the settings that it starts from, where these are bad?
+
+    python benchmarks/pbt.py --out runs/pbt --lanes 2
+
+trains every arm with every seed for equal steps in all (goes on where it was stopped), evaluates what came out, draws
+docs/results/pbt.png, keeps the curves in docs/results/data, and prints the table. CartPole-v1, from a learning rate 30
+times too small and ten times too much entropy. Arms:
+
+    pbt     4 policies that are compared, copied and mutated
+    fixed   4 policies with the settings of the start, never copied or changed: the best of 4 tries
+    single  one policy with those settings, and all the steps
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from numpy.typing import NDArray
+
+from collect_results import RESULTS
+from pronghorn.training.metrics import read_lines, read_metrics
+
+STEPS = 800_000
+BAD = ("--learner.lr", "1e-5", "--learner.exploration-coef", "0.1")
+ROWS = ("--env.workers", "1", "--env.envs-per-worker", "256", "--learner.unroll-length", "32",
+        "--learner.batch-unrolls", "64", "--learner.minibatches", "4", "--log.every-s", "2")  # fmt: skip
+POPULATION = (
+    "--population.members", "4", "--population.burn-in-frames", "5000", "--population.period-frames", "5000",
+    "--population.mutable", "lr", "exploration_coef", "--population.perturb", "1.5", "3.0",
+    "--population.mutation-rate", "0.7", "--population.gap-relative", "0.05",
+)  # fmt: skip
+ARMS: dict[str, tuple[str, ...]] = {
+    "pbt": POPULATION,
+    "fixed": (*POPULATION, "--population.mutation-rate", "0", "--population.gap-absolute", "1e9"),
+    "single": (),
+}
+
+
+def train(arm: str, seed: int, folder: Path) -> None:
+    """One run, unless it was made before, and its evaluation."""
+    run, log = folder / f"{arm}-{seed}", folder / f"{arm}-{seed}.log"
+    if not (log.exists() and log.read_text().startswith("reached")):
+        shutil.rmtree(run, ignore_errors=True)
+        argv = ["train", "gym:CartPole-v1", *BAD, *ROWS, *ARMS[arm], "--steps", str(STEPS), "--seed", str(seed),
+                "--run-dir", str(run), "--log.live", "off"]  # fmt: skip
+        with log.open("w") as output:
+            command = [sys.executable, "-m", "pronghorn", *argv]
+            code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+        print(f"{run.name}: exit code {code}: {log.read_text().splitlines()[:1]}", flush=True)
+    if not list(run.glob("eval/*.json")):
+        command = [sys.executable, "-m", "pronghorn", "eval", str(run), "--episodes", "100"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+
+
+def curve(run: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Steps of the whole run, and the mean training return of the best policy."""
+    points = []
+    for line in read_metrics(run):
+        means = [v for k, v in line.items() if k.startswith("policy/") and k.endswith("/return_mean")]
+        if means or "return_mean" in line:
+            points.append((line["steps"], max(means or [line["return_mean"]])))
+    steps, returns = np.array(points).T
+    return steps, returns
+
+
+def evaluated(run: Path) -> tuple[float, float]:
+    """Mean return and standard error of what came out: of a population, of its best policy."""
+    record = json.loads(next(run.glob("eval/*.json")).read_text())
+    return record["mean"], record["stderr"]
+
+
+def schedule(run: Path) -> str:
+    """Range of the learning rates that the members ended with."""
+    lines = read_lines(run / "population.jsonl")
+    last = [line["hyper"]["lr"] for line in lines if line["round"] == lines[-1]["round"]]
+    return f"{min(last):.1g} to {max(last):.1g}"
+
+
+def report(folder: Path, seeds: int) -> None:
+    """Picture and table of all runs."""
+    grid = np.linspace(0.02, 1.0, 50) * STEPS
+    figure, axis = plt.subplots(figsize=(6, 3.8), layout="tight")
+    print("| arm | evaluated return of the best policy, each seed | learning rates at the end |\n|---|---|---|")
+    for arm in ARMS:
+        runs = [folder / f"{arm}-{seed}" for seed in range(1, seeds + 1)]
+        curves = np.array([np.interp(grid, *curve(run)) for run in runs])
+        kept = {"steps": grid.round().tolist(), "returns": curves.round(2).tolist()}
+        (RESULTS / "data" / f"pbt-{arm}.json").write_text(json.dumps(kept) + "\n")
+        axis.plot(grid / 1e6, curves.mean(0), label=arm)
+        axis.fill_between(grid / 1e6, curves.min(0), curves.max(0), alpha=0.15)
+        scores = ", ".join(f"{mean:.0f} ± {error:.0f}" for mean, error in map(evaluated, runs))
+        rates = "1e-05" if arm != "pbt" else "; ".join(map(schedule, runs))
+        print(f"| {arm} | {scores} | {rates} |")
+    axis.set(xlabel="million steps of all policies together", ylabel="mean training return of the best policy",
+             title=f"CartPole-v1 from bad settings, {seeds} seeds")  # fmt: skip
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.savefig(RESULTS / "pbt.png", dpi=80)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run directories go")
+    parser.add_argument("--lanes", type=int, default=1, help="trainings at a time (1)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm (3)")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    runs = [(arm, seed) for seed in range(1, arguments.seeds + 1) for arm in ARMS]
+    with ThreadPoolExecutor(arguments.lanes) as lanes:
+        list(lanes.map(lambda run: train(*run, arguments.out), runs))
+    report(arguments.out, arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()
