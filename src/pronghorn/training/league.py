@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronghorn.config import Config, Hyperparameters, derive_seed
+from pronghorn.config_population import PopulationConfig
 from pronghorn.errors import ConfigError
 from pronghorn.evaluation.players import load_player
 from pronghorn.population.matchmaking import Match, Matchmaker, Player
@@ -36,6 +38,7 @@ from pronghorn.training.seats import DealtSeats, MatchSeats, Result
 from pronghorn.types import EnvSpec, Pool, Ready
 
 RATINGS_EVERY_S = 10.0
+EPISODES_PER_ROW = 2  # of a round: one that may have begun under another policy, and one that speaks for this one
 _POINTS: dict[Outcome, float] = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 
 
@@ -57,7 +60,7 @@ class League:
         check_population(config, spec)
         self._names = [f"member:{i}" for i in range(len(members))]
         self._base = base_values(config, spec)
-        self.pbt = PBT(config.population, self._base, derive_seed(config.seed, 10)) if len(members) > 1 else None
+        self.pbt = PBT(self._rules(), self._base, derive_seed(config.seed, 10)) if len(members) > 1 else None
         self.matchmaker: Matchmaker | None = None
         self.ratings = Ratings()
         if plays_games:
@@ -75,6 +78,12 @@ class League:
             self._matches = MatchSeats(self.matchmaker, self, len(members), lambda: self.active)
         dealt = DealtSeats(pool.task_ids, lambda: self.active, self._begin_row)
         self.seats: Seats = _Locked(self._matches or dealt, self._lock)
+
+    def _rules(self) -> PopulationConfig:
+        """The settings of the population, with the episodes of a round filled in."""
+        settings = self.config.population
+        rows = -(-self.pool.num_rows // settings.num_slots)  # of each member that trains
+        return replace(settings, period_episodes=settings.period_episodes or EPISODES_PER_ROW * rows)
 
     def start(self, saved: Checkpoint | None) -> None:
         """Begin, or go on from a checkpoint; before anybody acts."""
