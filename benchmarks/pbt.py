@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 from collect_results import RESULTS
 from pronghorn.training.metrics import read_lines, read_metrics
 
-STEPS = 800_000
+STEPS = 600_000
 BAD = ("--learner.lr", "5e-6", "--learner.exploration-coef", "0.1")
-ROWS = ("--env.workers", "1", "--env.envs-per-worker", "128", "--learner.unroll-length", "32",
-        "--learner.batch-unrolls", "64", "--learner.minibatches", "4", "--log.every-s", "2")  # fmt: skip
+ROWS = ("--env.workers", "1", "--env.envs-per-worker", "64", "--learner.unroll-length", "32",
+        "--learner.batch-unrolls", "32", "--learner.minibatches", "2", "--log.every-s", "2")  # fmt: skip
 POPULATION = (
     "--population.members", "4", "--population.burn-in-frames", "3000", "--population.period-frames", "3000",
     "--population.mutable", "lr", "exploration_coef", "--population.perturb", "1.5", "3.0",

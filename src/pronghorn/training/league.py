@@ -38,7 +38,7 @@ from pronghorn.training.seats import DealtSeats, MatchSeats, Result
 from pronghorn.types import EnvSpec, Pool, Ready
 
 RATINGS_EVERY_S = 10.0
-EPISODES_PER_ROW = 2  # of a round: one that may have begun under another policy, and one that speaks for this one
+EPISODES_PER_ROW = 2  # of a round: with fewer, the short ones, which end first, would speak for all
 _POINTS: dict[Outcome, float] = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 
 
@@ -155,7 +155,7 @@ class League:
                 frames = member.learner.steps * self.pool.spec.frame_skip
                 late = frames >= self.pbt.round_frames
                 objective = self.objective(member) if late else None
-                self._apply(self.pbt.report(member.index, frames, member.tracker.num_episodes, objective))
+                self._apply(self.pbt.report(member.index, frames, member.tracker.num_whole, objective))
                 self.active = self.pbt.active(self.active) or self.active
 
     def objective(self, member: Member) -> float | None:
@@ -200,7 +200,7 @@ class League:
             member = self.members[decision.member]
             if decision.donor is not None:
                 member.become(self.members[decision.donor])
-                self._points[member.index].clear()
+                self._points[member.index] = self._points[decision.donor].copy()
                 if self.matchmaker:
                     self.matchmaker.overwrite(member.index, decision.donor)
                     self.ratings.branch(self._names[member.index], self._names[decision.donor])

@@ -131,7 +131,7 @@ class Member:
         self.lineage += 1
         self.store.void_before(self.learner.version)
         self.replay = make_replay(self.config, derive_seed(self._replay_seed, self.lineage))
-        self.tracker.forget()
+        self.tracker.inherit(donor.tracker)
         self.newest = self._snapshot()
         self.publish(grant=False)
 

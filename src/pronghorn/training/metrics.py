@@ -64,6 +64,7 @@ class EpisodeTracker:
         self._lengths = np.zeros(num_rows, np.int64)
         self._num_episodes = 0
         self._kept = max(window, kept)
+        self._num_whole = 0
         self._mixed = np.zeros(num_rows, np.bool_)  # rows whose episode was begun by a policy that was replaced since
         self._finished: deque[tuple[float, int]] = deque(maxlen=self._kept)
         self._num_by_task = dict.fromkeys(tasks, 0)
@@ -74,6 +75,11 @@ class EpisodeTracker:
     def num_episodes(self) -> int:
         """Episodes finished since the run began, over resumes."""
         return self._num_episodes
+
+    @property
+    def num_whole(self) -> int:
+        """Those of them that one policy played from beginning to end."""
+        return self._num_whole
 
     def observe(self, ready: Ready) -> None:
         """Account for one `recv`: rewards of STEP and LAST rows, and the episodes that ended."""
@@ -99,6 +105,7 @@ class EpisodeTracker:
         self._num_by_task[task] += 1
         if self._mixed[row]:
             return
+        self._num_whole += 1
         self._finished.append((episode_return, int(self._lengths[row])))
         self._finished_by_task[task].append(episode_return)
 
@@ -143,12 +150,18 @@ class EpisodeTracker:
             values = [value for value, _ in self._finished] if name == "return" else list(self._records.get(name, ()))
             return float(np.mean(values[-count:])) if values else None
 
-    def forget(self) -> None:
-        """The policy was replaced: no mean is taken over its episodes any more. Counts and running sums go on."""
+    def inherit(self, other: EpisodeTracker) -> None:
+        """The policy was overwritten by another's: what is known of that one is known of it. Counts go on.
+
+        Episodes that are under way are of two policies, so no mean will take them in. The first to end after that are
+        short ones; beside the inherited ones they do not make the same policy look worse.
+        """
+        theirs = other.state()
         with self._lock:
-            self._finished.clear()
-            for kept in (*self._finished_by_task.values(), *self._records.values()):
-                kept.clear()
+            self._finished = deque(((float(r), int(n)) for r, n in theirs["finished"]), self._kept)
+            for task, known in theirs["tasks"].items():
+                self._finished_by_task[task] = deque(known["returns"], self._window)
+            self._records = {name: deque(values, self._kept) for name, values in theirs["records"].items()}
             self._mixed[:] = True
 
     def state(self) -> dict[str, Any]:
@@ -156,6 +169,7 @@ class EpisodeTracker:
         with self._lock:
             return {
                 "num_episodes": self._num_episodes,
+                "num_whole": self._num_whole,
                 "finished": [list(episode) for episode in self._finished],
                 "tasks": {
                     task: {"num_episodes": self._num_by_task[task], "returns": list(returns)}
@@ -168,6 +182,7 @@ class EpisodeTracker:
         """Continue from `state()`. Tasks are matched by name; one that the run no longer has is left out."""
         with self._lock:
             self._num_episodes = int(state["num_episodes"])
+            self._num_whole = int(state.get("num_whole", self._num_episodes))
             self._finished = deque(((float(r), int(n)) for r, n in state["finished"]), self._kept)
             for task in self._tasks:
                 if task in state["tasks"]:
