@@ -124,10 +124,7 @@ class Member:
 
         Whatever is under way of the policy that it was is void, and counted. Both locks are held by the caller.
         """
-        self.model.load_state_dict(donor.model.state_dict())
-        self.learner.optimizer.load_state_dict(donor.learner.optimizer.state_dict())
-        self.learner.configure_optimizer()
-        self.learner.version += 1
+        self.learner.become(donor.learner)
         self.lineage += 1
         self.store.void_before(self.learner.version)
         self.replay = make_replay(self.config, derive_seed(self._replay_seed, self.lineage))
