@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 from pronghorn.config import Config, walk
@@ -149,7 +150,7 @@ def _not_negative(name: str, value: float | None, fix: str = "0 switches it off.
 # Settings that a resumed run cannot change: what the weights depend on, which would not fit or would mean something
 # else, and the algorithm, whose other settings were filled in when the run began.
 _STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "model.", "algo", "learner.optimizer",
-               "population.members")  # fmt: skip
+               "population.members", "population.mutable", "population.ranges", "selfplay.line_up")  # fmt: skip
 
 
 def changed_settings(before: Config, after: Config) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -161,4 +162,15 @@ def changed_settings(before: Config, after: Config) -> Iterator[tuple[str, tuple
         if name.startswith(_STRUCTURAL) and not name.startswith("learner.optimizer_"):
             raise ConfigError(name, value, f"cannot change when a run is resumed (it was {old[name]!r})",
                               "Start a new run in another --run-dir.")  # fmt: skip
+        if _is_mutable(name, after):
+            rule = "was left to the population (population.mutable), and cannot change when a run is resumed"
+            raise ConfigError(name, value, rule, "Leave it out: each policy has a value of its own by now.")
         yield name, (old[name], value)
+
+
+def _is_mutable(name: str, config: Config) -> bool:
+    """Whether the population chooses this setting's values."""
+    section, _, field = name.partition(".")
+    if section != "learner" or config.population.members == 1:
+        return False
+    return any(fnmatchcase(field, pattern) for pattern in config.population.mutable)

@@ -30,7 +30,8 @@ def moments(member: Member) -> list[dict[str, torch.Tensor]]:
 
 
 def same(one: list[dict[str, torch.Tensor]], other: list[dict[str, torch.Tensor]]) -> bool:
-    return all(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in zip(one, other, strict=True))
+    pairs = list(zip(one, other, strict=True))
+    return all(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in pairs)
 
 
 def sha(member: Member) -> str:
@@ -199,7 +200,7 @@ def test_all_of_a_member_comes_back_from_what_is_saved_of_it() -> None:
 
 @pytest.mark.parametrize("damage", ["shape", "name"])
 def test_weights_of_another_network_are_refused_by_name(damage: str) -> None:
-    sampler, (member, _) = crew()
+    _, (member, _) = crew()
     saved = member.saved()
     weights: dict[str, Any] = dict(saved.weights)
     name = next(iter(weights))

@@ -64,7 +64,8 @@ class EpisodeTracker:
         self._lengths = np.zeros(num_rows, np.int64)
         self._num_episodes = 0
         self._kept = max(window, kept)
-        self._mixed = np.zeros(num_rows, np.bool_)  # rows whose episode was begun by a policy that was replaced since
+        self._lineage = 0  # how often the policy was replaced by another
+        self._began = np.zeros(num_rows, np.int64)  # lineage that began each row's episode
         self._finished: deque[tuple[float, int]] = deque(maxlen=self._kept)
         self._num_by_task = dict.fromkeys(tasks, 0)
         self._finished_by_task: dict[str, deque[float]] = {task: deque(maxlen=window) for task in tasks}
@@ -75,13 +76,18 @@ class EpisodeTracker:
         """Episodes finished since the run began, over resumes."""
         return self._num_episodes
 
+    def begin(self, rows: NDArray[np.int64], lineage: int) -> None:
+        """These rows begin an episode under the policy of that lineage. Untold, it is the first one."""
+        with self._lock:
+            self._began[rows] = lineage
+
     def observe(self, ready: Ready) -> None:
         """Account for one `recv`: rewards of STEP and LAST rows, and the episodes that ended."""
         moved = (ready.event == STEP) | (ready.event == LAST)
         fresh = (ready.event == FIRST) | (ready.event == LOST)
         over = ready.rows[moved & ready.episode_over]  # a LAST alone may be a life loss, which ends no episode
         with self._lock:
-            mixed = set(over[self._mixed[over]].tolist())
+            of_others = set(over[self._began[over] != self._lineage].tolist())  # begun by a policy replaced since
             self._returns[ready.rows[moved]] += ready.reward[moved]
             self._lengths[ready.rows[moved]] += 1
             for row in over:
@@ -89,7 +95,7 @@ class EpisodeTracker:
             self._restart(over)
             self._restart(ready.rows[fresh])
             for record in ready.records:
-                if record["row"] not in mixed:
+                if record["row"] not in of_others:
                     self._keep_record(record)
 
     def _finish(self, row: int) -> None:
@@ -97,7 +103,7 @@ class EpisodeTracker:
         episode_return = float(self._returns[row])
         self._num_episodes += 1
         self._num_by_task[task] += 1
-        if self._mixed[row]:
+        if self._began[row] != self._lineage:
             return
         self._finished.append((episode_return, int(self._lengths[row])))
         self._finished_by_task[task].append(episode_return)
@@ -105,7 +111,6 @@ class EpisodeTracker:
     def _restart(self, rows: NDArray[np.int64]) -> None:
         self._returns[rows] = 0.0
         self._lengths[rows] = 0
-        self._mixed[rows] = False
 
     def _keep_record(self, record: Mapping[str, Any]) -> None:
         for name, value in record.items():
@@ -143,19 +148,22 @@ class EpisodeTracker:
             values = [value for value, _ in self._finished] if name == "return" else list(self._records.get(name, ()))
             return float(np.mean(values[-count:])) if values else None
 
-    def forget(self) -> None:
-        """The policy was replaced: no mean is taken over its episodes any more. Counts and running sums go on."""
+    def forget(self, lineage: int) -> None:
+        """The policy was replaced by that of this lineage: no mean is taken any more over episodes that an earlier one
+        began. Counts and running sums go on.
+        """
         with self._lock:
+            self._lineage = lineage
             self._finished.clear()
             for kept in (*self._finished_by_task.values(), *self._records.values()):
                 kept.clear()
-            self._mixed[:] = True
 
     def state(self) -> dict[str, Any]:
         """Counts and windows as JSON values, without unfinished episodes: they end with the process."""
         with self._lock:
             return {
                 "num_episodes": self._num_episodes,
+                "lineage": self._lineage,
                 "finished": [list(episode) for episode in self._finished],
                 "tasks": {
                     task: {"num_episodes": self._num_by_task[task], "returns": list(returns)}
@@ -167,7 +175,7 @@ class EpisodeTracker:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`. Tasks are matched by name; one that the run no longer has is left out."""
         with self._lock:
-            self._num_episodes = int(state["num_episodes"])
+            self._num_episodes, self._lineage = int(state["num_episodes"]), int(state.get("lineage", 0))
             self._finished = deque(((float(r), int(n)) for r, n in state["finished"]), self._kept)
             for task in self._tasks:
                 if task in state["tasks"]:

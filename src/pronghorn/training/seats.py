@@ -22,15 +22,25 @@ Result = tuple[str, str, Outcome]  # player, other player, result seen by the fi
 class DealtSeats:
     """Rows of which each is a world of its own: equally many of each task for every member that trains now."""
 
-    def __init__(self, num_tasks: int, active: Callable[[], Sequence[int]], begin: Callable[[int, int], None]) -> None:
-        """active: the members that train now. begin(row, member): is told of every episode."""
-        self._num_tasks, self._active, self._begin = num_tasks, active, begin
+    def __init__(
+        self, task_ids: NDArray[np.int64], active: Callable[[], Sequence[int]], begin: Callable[[int, int], None], *,
+        together: int = 1,
+    ) -> None:  # fmt: skip
+        """task_ids: [num_rows]. active: the members that train now. begin(row, member): is told of every episode.
+
+        together: so many consecutive rows are always one member's.
+        """
+        self._active, self._begin = active, begin
+        tasks = task_ids[::together]
+        place = np.zeros_like(tasks)  # among those of the same task
+        for task in np.unique(tasks):
+            place[tasks == task] = np.arange(np.count_nonzero(tasks == task))
+        self._place = np.repeat(place, together)  # of each row
 
     def take(self, ready: Ready, begins: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Indices of the members that play the rows which begin, in their order."""
         rows, active = ready.rows[begins], np.asarray(self._active(), np.int64)
-        # Row r plays task r % num_tasks, so the next row of the same task is num_tasks further.
-        taken: NDArray[np.int64] = active[rows // self._num_tasks % len(active)]
+        taken: NDArray[np.int64] = active[self._place[rows] % len(active)]
         for row, member in zip(rows.tolist(), taken.tolist(), strict=True):
             self._begin(row, member)
         return taken
