@@ -216,7 +216,7 @@ def test_a_policy_that_was_replaced_leaves_nothing_in_the_unrolls_of_the_new_one
 
 
 def test_the_memory_of_a_policy_that_was_replaced_is_empty_and_its_unrolls_can_be_replayed() -> None:
-    """The learner's pass over a new unroll, from its stored state, gives the log-probs that acted: in mid-episode too."""
+    """The learner's pass over a new unroll, from its stored state, gives the log-probs that acted, in mid-episode."""
     pool = ScriptedPool([100, 100], units=[0, 1])
     sampler = make(pool, ByEpisode(lambda row, episode: 0), players=1, batch=8)
     for _ in range(7):
