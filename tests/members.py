@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,8 @@ from numpy.typing import NDArray
 from pronghorn.config import Config, replace
 from pronghorn.defaults import resolve
 from pronghorn.training.member import Member
-from pronghorn.training.sampler import Sampler
-from pronghorn.types import EnvSpec, Ready
+from pronghorn.training.sampler import Sampler, Seats
+from pronghorn.types import FIRST, LAST, EnvSpec, Ready
 from scripted_pool import SPEC, ScriptedPool
 
 SMALL: dict[str, Any] = {
@@ -76,3 +78,33 @@ def discard_others(sampler: Sampler, member: Member) -> None:
         if store is not None and store is not member.store and store.batch_waits():
             full = np.flatnonzero(store._status == 2)
             store._status[full] = 0
+
+
+class Arena:
+    """A pool that is only asked for its facts and told settings: games of two, or worlds of one row each."""
+
+    restarts = 0
+
+    def __init__(self, num_envs: int = 2, agents: tuple[str, ...] = ("a", "b"), rewards: Any = None) -> None:
+        self.spec = EnvSpec(
+            SPEC.observation, SPEC.action, rows_per_env=max(1, len(agents)), rows_wait=bool(agents), name="arena",
+            agents=agents, rewards=rewards or {},
+        )  # fmt: skip
+        self.num_rows = num_envs * self.spec.rows_per_env
+        self.tasks, self.task_ids = ("arena",), np.zeros(self.num_rows, np.int64)
+        self.unit_ids = np.arange(self.num_rows) // self.spec.rows_per_env
+        self.told: list[tuple[str, Any, int | None]] = []
+
+    def set_option(self, name: str, value: Any, env: int | None = None) -> None:
+        self.told.append((name, copy.deepcopy(value), env))
+
+    def seat(self, seats: Seats, rows: Sequence[int], event: int, game: int, outcomes: Any = None) -> list[int]:
+        """Let these rows begin an episode in that game, after one that ended with these outcomes: who plays them."""
+        numbers, n = np.array(rows, np.int64), len(rows)
+        never, over = np.zeros(n, np.bool_), np.full(n, event == LAST)
+        told = [] if outcomes is None else [{"row": rows[0], "outcomes": outcomes}]
+        ready = Ready(
+            numbers, np.full(n, event, np.uint8), {}, np.zeros(n, np.float32), never, never, over,
+            np.zeros(0, np.int64), {}, records=told, game=np.full(n, game),
+        )  # fmt: skip
+        return seats.take(ready, np.full(n, event in (FIRST, LAST))).tolist()

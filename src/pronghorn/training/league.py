@@ -96,6 +96,7 @@ class League:
             self.ratings.add(f"script:{name}")
         if self.pbt:
             self._apply(self.pbt.start())
+            self.active = self.pbt.active()
         for member in self.members:
             self._take_snapshot(member)
 
