@@ -90,9 +90,8 @@ def _check_population(config: Config) -> None:
         pbt.check_settings(config.population)
     elif members < 1:
         raise ConfigError("population.members", members, "must be at least 1", "1 trains one policy.")
-    if selfplay.meets_others:
-        matchmaking.check_settings(selfplay, 2, members)
-    elif members == 1:
+    matchmaking.check_settings(selfplay, 2, members)  # also where it is off: scripts without a weight play nowhere
+    if members == 1 and not selfplay.meets_others:
         return
     rule = "must be at least 2 with several policies: each trains when it has a batch of its own"
     if config.deterministic:

@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.func import functional_call
+from torch.nn.functional import dropout
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from members import crew, make_members, settings, train
 from pronghorn.errors import CheckpointError
+from pronghorn.evaluation.policy import Policy, make_actor
+from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.training.checkpoint import params_sha
+from pronghorn.training.guests import Guests
 from pronghorn.training.member import Member
 from pronghorn.training.store import Slot
 from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
@@ -208,3 +213,40 @@ def test_weights_of_another_network_are_refused_by_name(damage: str) -> None:
     weights[name if damage == "shape" else "other"] = torch.zeros(99) if damage == "shape" else tensor
     with pytest.raises(CheckpointError, match=r"policy 1.*does not fit the model"):
         member.restore(saved._replace(weights=weights), "policy 1", {})
+
+
+# ------------------------------------------------------------------------------------------ modes
+
+
+class Dropping(ActorCritic):
+    """A network that acts and values by chance while it learns, and not once it is frozen."""
+
+    def forward(self, obs: Any, state: Any, first: Any) -> ModelOutput:
+        out: ModelOutput = super().forward(obs, state, first)
+        return out._replace(params=dropout(out.params, 0.5, self.training))
+
+
+@pytest.mark.case("MAS-20")
+def test_all_members_learn_in_one_mode_and_all_that_is_frozen_is_in_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pronghorn.evaluation.policy.ActorCritic", Dropping)
+    sampler, members = crew(**{"model.core": "gru"})
+    config, spec = members[0].config, sampler.pool.spec
+    guests = Guests(config, sampler.pool, make_actor(config, spec, torch.device("cpu")))
+    for member in members:
+        train(sampler, member, 1)
+        guests.add(f"member {member.index}", member.newest.tensors)
+    members[1].become(members[0])
+    for member in members:
+        assert {module.training for module in member.model.modules()} == {True}
+        assert {module.training for module in member.acting.actor.modules()} == {True}
+        frozen = Policy.from_weights(config, spec, member.newest.tensors)
+        assert {module.training for module in frozen.model.modules()} == {False}
+        obs = np.full((5, 2), 3.0, np.float32)
+        actions = {tuple(frozen.act(obs, deterministic=True)[0].tolist()) for _ in range(10)}
+        assert len(actions) == 1
+        assert {module.training for module in member.model.modules()} == {True}  # it is another network
+    assert {module.training for module in guests._net.modules()} == {False}
+    leaves, begins = {"obs": torch.full((1, 4, 2), 3.0)}, torch.ones(1, 4, dtype=torch.bool)
+    for name in ("member 0", "member 1"):
+        out = [functional_call(guests._net, guests.weights(name), (leaves, guests._state, begins)) for _ in range(5)]
+        assert all(torch.equal(one.params, out[0].params) for one in out)
