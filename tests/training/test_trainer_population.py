@@ -21,6 +21,7 @@ from pronghorn.evaluation.evaluate import evaluate
 from pronghorn.evaluation.policy import load
 from pronghorn.population.pbt import lineage
 from pronghorn.training.checkpoint import load_latest, params_sha
+from pronghorn.training.member import Member
 from pronghorn.training.metrics import read_lines, read_metrics
 from pronghorn.training.trainer import train
 from running import children_of, env, wait_for_metric
@@ -35,10 +36,10 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 LEAGUE: dict[str, Any] = {
     "model.core": "gru", "population.members": 2, "population.burn_in_frames": 1_500,
-    "population.period_frames": 1_000, "population.objective": "win_rate", "population.mutation_rate": 1.0,
+    "population.period_frames": 500, "population.objective": "win_rate", "population.mutation_rate": 1.0,
     "population.gap_relative": 0.0, "selfplay.self_weight": 0.2, "selfplay.member_weight": 0.3,
     "selfplay.snapshot_weight": 0.3, "selfplay.script_weight": 0.2, "selfplay.scripts": (STRAIGHT,),
-    "selfplay.size": 6, "selfplay.add_every_steps": 1_000, "selfplay.seat_matches": 4,
+    "selfplay.size": 5, "selfplay.add_every_steps": 800, "selfplay.seat_matches": 4,
 }  # fmt: skip
 
 
@@ -111,7 +112,7 @@ def test_a_good_learning_rate_wins_from_bad_ones(tmp_path: Path) -> None:
         "population.perturb": (1000.0, 1000.0), "population.mutable": ("lr",), "population.replace_fraction": 0.34,
         "population.ranges": {"lr": "1e-5..1e-2"}, "learner.lr": 1e-2, "env.envs_per_worker": 6,
     }  # fmt: skip
-    result = train(config(tmp_path / "run", steps=12_000, **values))
+    result = train(config(tmp_path / "run", steps=9_000, **values))
     assert result.exit_code == 0
     lines = decisions(tmp_path / "run")
     assert [line["member"] for line in lines[:3]] == [0, 1, 2]
@@ -127,7 +128,7 @@ def test_a_good_learning_rate_wins_from_bad_ones(tmp_path: Path) -> None:
     assert last["policy/0/return_mean"] > 6.5  # random: 4, best: 8
     assert last[f"policy/{copies[0]['member']}/return_mean"] > 5.5  # by weights that it did not learn itself
     assert last["unrolls_voided"] > 0  # of those that were replaced, in flight
-    assert last["population_round"] >= 2
+    assert last["population_round"] >= 1
     saved = load_latest(tmp_path / "run" / "checkpoints")
     assert [policy.state["lineage"] for policy in saved.policies] == [
         sum(line["member"] == i for line in copies) for i in range(3)
@@ -174,7 +175,7 @@ def league_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two members who play each other, their past and a script."""
     torch.set_num_threads(1)
     run_dir = tmp_path_factory.mktemp("league") / "run"
-    result = train(config(run_dir, TAG, steps=8_000, **LEAGUE))
+    result = train(config(run_dir, TAG, steps=6_000, **LEAGUE))
     assert result.exit_code == 0
     return run_dir
 
@@ -190,7 +191,7 @@ def test_a_league_writes_all_that_became_of_its_members(league_run: Path) -> Non
     assert all(0.0 <= line["objective"] <= 1.0 for line in lines if line["round"])
     rated = read_lines(league_run / "ratings.jsonl")[-1]
     assert {"member:0", "member:1", f"script:{STRAIGHT}"} <= rated["ratings"].keys()
-    assert len(rated["pool"]) == 6
+    assert len(rated["pool"]) == 5
     copies = sum(line["donor"] is not None for line in lines)
     assert sum("#" in name for name in rated["ratings"]) == copies
     assert "policies: 2, 2 at a time, compared by win_rate" in (league_run / "log.txt").read_text()
@@ -204,8 +205,8 @@ def test_a_league_goes_on_where_it_was(league_run: Path, tmp_path: Path) -> None
     kept, rounds = decisions(run_dir), state["pbt"]["round"]
     with open(run_dir / "population.jsonl", "a") as file:  # of a round that no checkpoint knows
         file.write(json.dumps(kept[-1] | {"round": rounds + 1}) + "\n")
-    result = train(config(run_dir, TAG, steps=9_000, **LEAGUE), resume=True)
-    assert result.steps >= 9_000
+    result = train(config(run_dir, TAG, steps=6_800, **LEAGUE), resume=True)
+    assert result.steps >= 6_800
     after = shas(run_dir)
     common = before.keys() & after.keys()
     assert common
@@ -305,6 +306,15 @@ def test_a_worker_killed_in_the_middle_of_its_games_is_replaced_and_the_league_g
     assert last["unrolls_lost"] >= 1
     rated = read_lines(tmp_path / "run" / "ratings.jsonl")[-1]["ratings"]
     assert sum(rating["games"] for rating in rated.values()) > 20
+
+
+def test_a_batch_that_is_gone_when_its_turn_comes_is_waited_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another device's thread replaces the policy between the look and the taking."""
+    monkeypatch.setattr(Member, "has_batch", lambda self: True)
+    result = train(config(tmp_path / "run", steps=600, **{"population.members": 2}))
+    assert (result.reason, result.updates) == ("steps", 10)
 
 
 # ------------------------------------------------------------------------------------------ what is refused

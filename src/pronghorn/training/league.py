@@ -37,6 +37,7 @@ from pronghorn.training.seats import DealtSeats, MatchSeats, Result
 from pronghorn.types import EnvSpec, Pool, Ready
 
 RATINGS_EVERY_S = 10.0
+RATINGS_SHARE = 0.02  # of time, at most
 _LOG = logging.getLogger("pronghorn")
 _POINTS: dict[Outcome, float] = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 
@@ -269,7 +270,7 @@ class League:
         return out
 
     def write_ratings(self, *, last: bool = False) -> None:
-        """A line of ratings.jsonl if it is time: to fit all games again takes some milliseconds."""
+        """A line of ratings.jsonl if it is time: to fit all games again takes milliseconds, of many players seconds."""
         if self.matchmaker is None or (time.monotonic() < self._next_ratings_s and not last):
             return
         with self._lock:
@@ -277,14 +278,16 @@ class League:
             pool = [str(player) for player in self.matchmaker.pool]
         if not games["games"]:
             return
-        copy = Ratings()
+        copy, start = Ratings(), time.monotonic()
         copy.load_state(games)
         self._fitted = copy.fit()
+        now = time.monotonic()
         known = {name: {"elo": r.elo, "stderr": r.stderr, "games": r.games} for name, r in self._fitted.items()}
         steps = sum(member.learner.steps for member in self.members)
         line = {"time_s": round(self._time_s(), 3), "steps": steps, "ratings": known, "pool": pool}
         _append(self.run_dir / RATINGS_FILE, [json.dumps(line)])
-        self._next_ratings_s = time.monotonic() + RATINGS_EVERY_S
+        # The fit grows with the cube of the players, and takes cores from training.
+        self._next_ratings_s = now + max(RATINGS_EVERY_S, (now - start) / RATINGS_SHARE)
 
     # ------------------------------------------------------------ files
 

@@ -264,8 +264,8 @@ class _Run:
             if member.store.turns:
                 member.store.grant()
         while not self._stop.is_set():
-            member = self._next(in_turn)
-            if member is not None and self._iterate(member):
+            following = self._next(in_turn)
+            if following is not None and self._iterate(following):
                 return
 
     def _next(self, in_turn: deque[Member]) -> Member | None:
