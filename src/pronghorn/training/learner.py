@@ -6,6 +6,7 @@ the version goes up by one. Algorithms are choices of `LearnerConfig`, not class
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -304,6 +305,7 @@ class Learner:
     def configure_optimizer(self) -> None:
         """Give the optimiser this run's settings and memory formats, after a saved state was loaded into it."""
         n = self.settings
+        self._tell_optimizer()
         for group in self.optimizer.param_groups:
             for name in ("alpha", "decay"):  # RMSProp's, of torch and of TensorFlow
                 if name in group:
@@ -314,6 +316,15 @@ class Learner:
                     # Files hold plain memory. Fused Adam goes through moments and weights side by side in memory order,
                     # so with channels-last weights it would take each moment for that of another weight.
                     state[name] = torch.empty_like(parameter, dtype=saved.dtype).copy_(saved)
+
+    def become(self, other: Learner) -> None:
+        """Take over another's policy and optimiser, under a version of its own; counters and hyper-parameters stay."""
+        self.model.load_state_dict(other.model.state_dict())
+        # torch takes tensors over as they are: without a copy both would count their steps in one and the same.
+        self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+        self.configure_optimizer()
+        self._skipped_in_a_row = 0
+        self.version += 1
 
     # ------------------------------------------------------------ state
 
