@@ -320,3 +320,22 @@ def test_the_state_is_restored_exactly() -> None:
         each.record("a", "c", "loss")
     assert other.players == ratings.players
     assert other.fit() == ratings.fit()
+
+
+def test_a_player_that_is_forgotten_leaves_no_games_and_its_child_goes_on_from_its_parent() -> None:
+    ratings = Ratings()
+    ratings.add("member:0")
+    ratings.add("script:random")
+    for snapshot in ("snapshot:0@1", "snapshot:0@2"):
+        ratings.record("member:0", "script:random", "win")
+        ratings.freeze("member:0", snapshot)
+    ratings.forget("snapshot:0@2")
+    assert ratings.players == ["snapshot:0@1", "script:random", "member:0"]
+    assert ratings.state()["parents"]["member:0"] == "snapshot:0@1"
+    assert ratings.pair("snapshot:0@1", "script:random").wins == 1
+    assert ratings.fit()["member:0"].games == 0
+    ratings.forget("snapshot:0@1")
+    assert ratings.state()["parents"] == {"script:random": None, "member:0": None}
+    assert ratings.pairs() == []
+    with pytest.raises(PopulationError, match="is not rated yet"):
+        ratings.forget("snapshot:0@1")

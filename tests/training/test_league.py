@@ -29,7 +29,8 @@ from pronghorn.training.member import Member
 from pronghorn.training.metrics import read_lines
 from pronghorn.types import FIRST, LAST, LOST
 
-ROUNDS = {"population.burn_in_frames": 100, "population.period_frames": 100, "population.objective_episodes": 5}
+ROUNDS = {"population.burn_in_frames": 100, "population.period_frames": 100, "population.objective_episodes": 5,
+          "population.period_episodes": 1}  # fmt: skip
 ALONE: tuple[str, ...] = ()
 
 
@@ -65,6 +66,7 @@ def did(member: Member, steps: int, *returns: float) -> None:
     for value in returns:
         member.tracker._finished.append((value, 1))
         member.tracker._num_episodes += 1
+        member.tracker._num_whole += 1
 
 
 def save(league: League, updates: int = 1) -> checkpoints.Checkpoint:
@@ -132,8 +134,11 @@ def test_an_evicted_snapshot_plays_its_game_to_the_end_and_is_forgotten_then(tmp
 
 
 @pytest.mark.case("MAS-17")
-def test_weights_in_memory_are_those_of_the_pool_however_many_snapshots_there_were(tmp_path: Path) -> None:
+def test_weights_in_memory_are_those_of_the_pool_however_many_snapshots_there_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """200 snapshots of a pool of three, games in four environments, one worker of which dies now and then."""
+    monkeypatch.setattr("pronghorn.training.league.MAX_RATED", 50)
     league = make(tmp_path, **POOL)
     (member,) = league.members
     seen, game = list[weakref.ref[torch.Tensor]](), [0] * 4
@@ -156,6 +161,8 @@ def test_weights_in_memory_are_those_of_the_pool_however_many_snapshots_there_we
     alive = [one for one in seen if one() is not None]
     assert 0 < len(alive) <= (3 + 4) * len(league.guests.weights(f"snapshot:0@{member.learner.steps}"))
     assert len(league.matchmaker._matches) == 4  # type: ignore[union-attr]
+    assert len(league.ratings.players) == 50
+    assert {"member:0", *map(str, league.matchmaker.pool)} <= set(league.ratings.players)  # type: ignore[union-attr]
 
 
 # ------------------------------------------------------------------------------------------ rounds
@@ -360,8 +367,8 @@ def test_results_rate_players_and_are_the_objective_of_those_that_train(tmp_path
     assert len(read_lines(tmp_path / "ratings.jsonl")) == 1
 
 
-def test_a_policy_that_is_overwritten_takes_no_results_with_it(tmp_path: Path) -> None:
-    """Its games stay in the table under another name; the one that goes on while it happens has no result."""
+def test_a_policy_that_is_overwritten_has_the_results_of_its_donor(tmp_path: Path) -> None:
+    """Its own games stay in the table under another name; the one that goes on while it happens has no result."""
     values = MEET | {"population.objective": "win_rate", **SURE, "population.replace_fraction": 0.5}
     league = make(tmp_path, 2, **values)
     outcome: list[int] | None = None
@@ -373,7 +380,7 @@ def test_a_policy_that_is_overwritten_takes_no_results_with_it(tmp_path: Path) -
     assert league.members[1].lineage == 1
     assert league.ratings.players == ["member:0", "member:1#1", "member:1"]
     assert league.ratings.pair("member:0", "member:1#1").wins == 7
-    assert league.objective(league.members[1]) is None
+    assert league.objective(league.members[1]) == league.objective(league.members[0]) == 1.0
     play(league, 0, 9, outcome)
     assert league.ratings.pair("member:0", "member:1").games == 0
     assert league.ratings.pair("member:0", "member:1#1").games == 7

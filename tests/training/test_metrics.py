@@ -397,7 +397,7 @@ def test_episodes_that_an_earlier_policy_began_are_counted_and_are_in_no_mean() 
     episodes = tracker(num_rows=3)
     episodes.observe(ready((0, LAST, 1.0), (1, LAST, 1.0), (2, STEP, 1.0), over=(0, 1)))
     episodes.begin(np.array([0, 1]), 0)
-    episodes.forget(1)
+    episodes.inherit(tracker(num_rows=3), 1)
     assert "return_mean" not in episodes.snapshot()
     assert episodes.snapshot()["episodes"] == 2
     assert episodes.recent("return", 5) is None
@@ -411,12 +411,29 @@ def test_episodes_that_an_earlier_policy_began_are_counted_and_are_in_no_mean() 
     episodes.observe(ready((0, LAST, 9.0), (1, LAST, 9.0), over=(0, 1), records=[record]))
     assert episodes.snapshot()["return_mean"] == 9.0  # of row 0; row 1 went on with an episode of the old one
     assert episodes.recent("score", 5) == 7.0
-    assert episodes.snapshot()["episodes/task"] == episodes.num_episodes == 6
+    assert episodes.num_episodes == 6
+    assert episodes.num_whole == 3  # two of the first policy, one of the second
+
+
+def test_what_was_known_of_a_donor_is_known_of_the_policy_that_it_overwrites() -> None:
+    """Else the next episodes to end, which are short ones, would be all that it is judged by."""
+    donor, target = tracker(num_rows=2), tracker(num_rows=2)
+    donor.observe(ready((0, LAST, 8.0), (1, LAST, 6.0), over=(0, 1), records=[{"row": 0, "score": 3.0}]))
+    target.observe(ready((0, LAST, 1.0), over=(0,)))
+    target.inherit(donor, 1)
+    assert target.snapshot()["return_mean"] == target.snapshot()["return_mean/task"] == 7.0
+    assert target.recent("return", 9) == 7.0
+    assert target.recent("score", 1) == 3.0
+    assert target.num_episodes == 1
+    target.begin(np.array([0]), 1)
+    target.observe(ready((0, LAST, 1.0), over=(0,)))
+    assert target.recent("return", 9) == 5.0
+    assert donor.recent("return", 9) == 7.0
 
 
 def test_a_resumed_policy_counts_its_episodes_whatever_it_descends_from() -> None:
     episodes = tracker()
-    episodes.forget(3)
+    episodes.inherit(tracker(), 3)
     resumed = tracker()
     resumed.load_state(json.loads(json.dumps(episodes.state())))
     resumed.begin(np.array([0]), 3)

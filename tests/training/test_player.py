@@ -336,7 +336,7 @@ def test_the_episodes_of_a_new_policy_count_from_the_first_that_it_began() -> No
         sampler.step()
     assert player.tracker.num_episodes == 0
     replace_policy(player, 1)
-    player.tracker.forget(1)
+    player.tracker.inherit(sampler.players[1].tracker, 1)  # of which no episode has ended
     while player.tracker.num_episodes < 1:
         sampler.step()
     assert player.tracker.recent("return", 9) is None  # begun by the old one: counted, and in no mean

@@ -193,6 +193,16 @@ class Ratings:
         self._rename(target, f"{target}#{self._retired}")
         self._parents[target] = donor
 
+    def forget(self, player: str) -> None:
+        """Leave a player and its games out. Who went on from it goes on from the one that it went on from.
+
+        So that what is kept of a long run, and the time that a fit takes, stay bounded.
+        """
+        self._known(player)
+        parent = self._parents.pop(player)
+        self._parents = {p: parent if q == player else q for p, q in self._parents.items()}
+        self._games = {names: results for names, results in self._games.items() if player not in names}
+
     def pair(self, first: str, second: str) -> Pair:
         """All games of two players, both sides together."""
         wins, draws, losses = self._games.get((first, second), (0, 0, 0))

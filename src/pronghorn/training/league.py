@@ -41,6 +41,7 @@ from pronghorn.types import EnvSpec, Pool, Ready
 RATINGS_EVERY_S = 10.0
 EPISODES_PER_ROW = 2  # of a round: with fewer, the short ones, which end first, would speak for all
 RATINGS_SHARE = 0.02  # of time, at most
+MAX_RATED = 200  # players; beyond it those that left the pool longest ago are forgotten
 _LOG = logging.getLogger("pronghorn")
 _POINTS: dict[Outcome, float] = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 
@@ -201,13 +202,17 @@ class League:
         self.guests.add(str(snapshot), frozen.weights)
 
     def _forget_absent(self) -> None:
-        """Forget the weights of those who are neither in the pool nor in a game."""
+        """Forget the weights of those who are neither in the pool nor in a game; of many, the oldest results too."""
         if self.matchmaker is None or self._matches is None:
             return
         pool = {player.name for player in self.matchmaker.pool}
         for name in self.snapshots.keys() - pool:
             del self.snapshots[name]
         self.guests.keep({f"snapshot:{name}" for name in pool} | self._matches.guests())
+        present = {f"snapshot:{name}" for name in pool} | set(self._names) | self._matches.guests()
+        past = [p for p in self.ratings.players if p not in present and not p.startswith("script:")]
+        for player in past[: max(0, len(self.ratings.players) - MAX_RATED)]:
+            self.ratings.forget(player)
 
     def _apply(self, decisions: Sequence[Decision]) -> None:
         """Write them down, then carry them out in their order. All locks are held, or no thread runs yet."""
