@@ -36,9 +36,9 @@ from pronghorn.training.checkpoint import list_checkpoints, snapshot_names
 ARMS = {"pool": ("0.5", "0.5"), "self": ("1.0", "1e-9")}
 PAST_SELVES = 4  # beside the last policy
 LEARNING = (
-    "--learner.unroll-length", "16", "--learner.epochs", "3", "--learner.minibatches", "8", "--learner.lr", "0.001",
-    "--learner.lr-schedule", "linear", "--learner.gamma", "0.99", "--learner.lambda", "0.95",
-    "--learner.exploration-coef", "0.03",
+    "--learner.unroll-length", "16", "--learner.epochs", "2", "--learner.minibatches", "8", "--learner.lr", "0.0005",
+    "--learner.gamma", "0.99", "--learner.lambda", "0.95", "--learner.exploration-coef", "0.02",
+    "--selfplay.line-up", "2", "--selfplay.seat-matches", "64",
 )  # fmt: skip
 
 
@@ -60,8 +60,9 @@ class Task:
 
 
 TASKS = (
-    Task("connect four", "pettingzoo:classic.connect_four_v3", 1_000_000, "95 % won", ("pool", "self"),
-         ("--learner.batch-unrolls", "512", "--model.mlp-layers", "256", "256", "--env.envs-per-worker", "128")),
+    Task("connect four", "pettingzoo:classic.connect_four_v3", 700_000, "95 % won", ("pool", "self"),
+         ("--learner.batch-unrolls", "256", "--env.envs-per-worker", "128", "--env.image-layout", "hwc",
+          "--model.conv-features", "128")),
     Task("tic-tac-toe", "pettingzoo:classic.tictactoe_v3", 400_000, "99 % not lost", ("pool",),
          ("--learner.batch-unrolls", "128")),
 )  # fmt: skip

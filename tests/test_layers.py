@@ -30,6 +30,7 @@ LAYERS = [
         "training.store",
         "training.acting",
         "training.graphed",
+        "training.optimizers",
         "training.player",
         "training.checkpoint",
     },
@@ -91,8 +92,8 @@ def test_a_population_knows_only_numbers() -> None:
         assert not any(isinstance(node, ast.Name) and node.id == "open" for node in nodes), path
 
 
-def test_at_most_76_source_files() -> None:
-    """50, and 26: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
+def test_at_most_77_source_files() -> None:
+    """50, and 27: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
     network in pieces are neither its shape nor its losses; a population is four questions that are asked apart: who
     meets whom, who is stronger, who is copied, and how a hyper-parameter moves; and agents that take turns are stepped
     in another way than those that act at once, what both ways share steps neither, and one form for unlike spaces knows
@@ -103,8 +104,9 @@ def test_at_most_76_source_files() -> None:
     (players) no matter of how games are dealt and counted. Of several policies, one in training (member) is apart from
     what they do to each other (league), from those that only act (guests) and from who sits where (seats); their
     settings lie beneath those who decide by them; and a page draws charts for runs and for populations.
+    Optimisers know no loss.
     """
-    assert len([f for f in FILES if f.name != "__init__.py"]) <= 76
+    assert len([f for f in FILES if f.name != "__init__.py"]) <= 77
 
 
 def test_importing_the_package_or_the_settings_imports_no_torch() -> None:

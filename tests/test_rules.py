@@ -85,3 +85,45 @@ def test_structure_cannot_change_on_resume_and_other_changes_are_listed() -> Non
     assert dict(changed_settings(before, after)) == {"learner.lr": (before.learner.lr, 0.5)}
     with pytest.raises(ConfigError, match="cannot change"):
         list(changed_settings(before, replace(before, {"model.core": "lstm"})))
+
+
+# ------------------------------------------------------------------------------------------ several policies
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "rule"),
+    [
+        ({"population.members": 2, "max_lag": 1, "learner.batch_unrolls": 16}, "max_lag", "at least 2 with several"),
+        ({"population.members": 2, "max_lag": 0, "learner.batch_unrolls": 16}, "max_lag", "at least 2 with several"),
+        ({"population.members": 2, "deterministic": True}, "deterministic", "is not possible with several policies"),
+        ({"selfplay.snapshot_weight": 0.2, "deterministic": True}, "deterministic", "is not possible"),
+        ({"population.members": -1}, "population.members", "at least 1"),
+        ({"population.members": 2, "population.slots": 3}, "population.slots", "0 .all at once. to population.members"),
+        ({"population.members": 2, "population.perturb": (1.0, 2.0)}, "population.perturb", "two factors above 1"),
+        ({"selfplay.scripts": ("random",)}, "selfplay.script_weight", "must be given together"),
+        ({"selfplay.snapshot_weight": -0.1}, "selfplay: weights of self, member, snapshot, script", "not negative"),
+        ({"selfplay.member_weight": 0.1}, "selfplay.member_weight", "needs other members"),
+        ({"selfplay.snapshot_weight": 0.1, "selfplay.size": 0}, "selfplay.size", "at least 1"),
+    ],
+    ids=str,
+)
+def test_rules_of_several_policies_are_named(values: dict[str, object], field: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule) as info:
+        resolved(**{"learner.minibatches": 1, **values})
+    assert info.value.field == field
+
+
+def test_a_resume_may_not_change_what_a_population_has_chosen() -> None:
+    several = {"population.members": 2, "population.mutable": ("lr", "*_clip")}
+    before = resolved(**several)
+    for name in ("learner.lr", "learner.ppo_clip"):
+        with pytest.raises(ConfigError, match=r"was left to the population .*Leave it out"):
+            list(changed_settings(before, replace(before, {name: 0.123})))
+    for name in ("population.members", "population.mutable", "population.ranges", "selfplay.line_up"):
+        value: object = {"lr": "1e-5..1e-2"} if name.endswith("ranges") else ("lr",) if "mutable" in name else 3
+        with pytest.raises(ConfigError, match="cannot change when a run is resumed"):
+            list(changed_settings(before, replace(before, {name: value})))
+    free = {"learner.gamma": 0.5, "population.mutation_rate": 0.5, "selfplay.size": 7}
+    assert {name for name, _ in changed_settings(before, replace(before, free))} == free.keys()
+    alone = resolved()
+    assert [name for name, _ in changed_settings(alone, replace(alone, {"learner.lr": 0.123}))] == ["learner.lr"]

@@ -80,8 +80,9 @@ class PopulationConfig:
     """Frames of each member before the first comparison."""
     period_frames: int = 5_000_000
     """Frames of each member between two comparisons. 0: as soon as there are enough episodes."""
-    period_episodes: int = 1
-    """Episodes that each member must have finished since the last comparison."""
+    period_episodes: int = 0
+    """Episodes that each member must have finished, and played from beginning to end, since the last comparison. 0: two
+    for each row that it plays, or the short ones, which end first, would speak for all."""
     replace_fraction: float = 0.3
     """Share of the members that count as the best, and as the worst (rounded up; at most half). truncation only."""
     gap_relative: float = 0.1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 from pronghorn.config import Config, walk
@@ -113,9 +114,8 @@ def _check_population(config: Config) -> None:
         pbt.check_settings(config.population)
     elif members < 1:
         raise ConfigError("population.members", members, "must be at least 1", "1 trains one policy.")
-    if selfplay.meets_others:
-        matchmaking.check_settings(selfplay, 2, members)
-    elif members == 1:
+    matchmaking.check_settings(selfplay, 2, members)  # also where it is off: scripts without a weight play nowhere
+    if members == 1 and not selfplay.meets_others:
         return
     rule = "must be at least 2 with several policies: each trains when it has a batch of its own"
     if config.deterministic:
@@ -173,7 +173,7 @@ def _not_negative(name: str, value: float | None, fix: str = "0 switches it off.
 # Settings that a resumed run cannot change: what the weights depend on, which would not fit or would mean something
 # else, and the algorithm, whose other settings were filled in when the run began.
 _STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "model.", "algo", "learner.optimizer",
-               "population.members")  # fmt: skip
+               "population.members", "population.mutable", "population.ranges", "selfplay.line_up")  # fmt: skip
 
 
 def changed_settings(before: Config, after: Config) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -185,4 +185,15 @@ def changed_settings(before: Config, after: Config) -> Iterator[tuple[str, tuple
         if name.startswith(_STRUCTURAL) and not name.startswith("learner.optimizer_"):
             raise ConfigError(name, value, f"cannot change when a run is resumed (it was {old[name]!r})",
                               "Start a new run in another --run-dir.")  # fmt: skip
+        if _is_mutable(name, after):
+            rule = "was left to the population (population.mutable), and cannot change when a run is resumed"
+            raise ConfigError(name, value, rule, "Leave it out: each policy has a value of its own by now.")
         yield name, (old[name], value)
+
+
+def _is_mutable(name: str, config: Config) -> bool:
+    """Whether the population chooses this setting's values."""
+    section, _, field = name.partition(".")
+    if section != "learner" or config.population.members == 1:
+        return False
+    return any(fnmatchcase(field, pattern) for pattern in config.population.mutable)

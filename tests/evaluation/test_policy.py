@@ -16,8 +16,9 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from pronghorn.config import Config, Hyperparameters, replace
 from pronghorn.defaults import resolve
 from pronghorn.envworker.spaces import Actions, Observations
-from pronghorn.errors import UsageError
-from pronghorn.evaluation.policy import Policy, build_model, load, spec_to_json
+from pronghorn.errors import CheckpointError, UsageError
+from pronghorn.evaluation.policy import Policy, build_model, load, load_named, spec_to_json, split_run
+from pronghorn.training.checkpoint import params_sha
 from pronghorn.training.learner import compute_losses
 from pronghorn.training.store import Batch
 from pronghorn.training.trainer import train
@@ -193,3 +194,31 @@ def test_the_player_scales_images_as_the_trainer_does() -> None:
     Policy(model, config, spec).act(image[0, 0].numpy())
     learner, player = seen
     torch.testing.assert_close(learner[:1], player, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "run", "part"),
+    [
+        ("runs/a", "runs/a", ""),
+        ("runs/a:1", "runs/a", ":1"),
+        ("runs/a:0@1000000", "runs/a", ":0@1000000"),
+        ("C:/runs/a:2", "C:/runs/a", ":2"),
+        ("runs/a:x", "runs/a:x", ""),
+        ("runs/a:1@", "runs/a:1@", ""),
+        ("runs/a:1:0@5", "runs/a:1", ":0@5"),
+    ],
+)
+def test_the_name_of_a_policy_is_split_from_its_run(text: str, run: str, part: str) -> None:
+    assert split_run(text) == (Path(run), part)
+
+
+def test_a_run_of_one_policy_has_policy_0_and_no_other(tmp_path: Path) -> None:
+    alone = trained("Offset", tmp_path / "run", steps=100)
+    for named in (load(tmp_path / "run", policy=0), load_named(f"{tmp_path / 'run'}:0")):
+        assert params_sha(named.model.state_dict()) == params_sha(alone.model.state_dict())
+    with pytest.raises(CheckpointError, match="holds no policy 1: it has 0 to 0"):
+        load_named(f"{tmp_path / 'run'}:1")
+    with pytest.raises(CheckpointError, match="holds no policy -1"):
+        load(tmp_path / "run", policy=-1)
+    with pytest.raises(CheckpointError, match=r"holds no snapshot '0@100'\. It holds: none"):
+        load_named(f"{tmp_path / 'run'}:0@100")

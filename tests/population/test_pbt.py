@@ -492,7 +492,7 @@ def test_another_number_of_members_is_refused_on_a_resume() -> None:
         ({"members": 1}, "at least 2"),
         ({"slots": 9}, "0 .all at once. to population.members = 8"),
         ({"burn_in_frames": -1}, "at least 0"),
-        ({"period_episodes": 0}, "at least 1"),
+        ({"period_episodes": -1}, "at least 0"),
         ({"mutation_rate": 1.5}, "a chance"),
         ({"gap_absolute": -0.1}, "must not be negative"),
         ({"replace_fraction": 0.6}, r"in \(0, 0.5\]"),

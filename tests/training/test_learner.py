@@ -1,8 +1,7 @@
-"""The learner: on-policy ratios, resets, normalisers as part of the version, skips, optimisers, learning rates."""
+"""The learner: on-policy ratios, resets, normalisers as part of the version, skips, learning rates."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from typing import Any
@@ -18,7 +17,7 @@ from pronghorn.errors import PronghornError
 from pronghorn.evaluation.policy import build_model
 from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.training import learner as learner_module
-from pronghorn.training.learner import Learner, Part, RMSPropTF, compute_losses, learning_rewards, make_optimizer
+from pronghorn.training.learner import Learner, Part, compute_losses, learning_rewards
 from pronghorn.training.store import Batch
 from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
 
@@ -395,32 +394,6 @@ def test_learning_rewards_are_scaled_then_clipped_and_the_raw_ones_stay() -> Non
     raw = torch.tensor([-10.0, 1.0, 4.0])
     assert learning_rewards(raw, settings).tolist() == [-1.0, 0.5, 1.0]
     assert raw.tolist() == [-10.0, 1.0, 4.0]
-
-
-def test_rmsprop_of_tensorflow_by_hand() -> None:
-    p = torch.nn.Parameter(torch.tensor([1.0]))
-    optimizer = RMSPropTF([p], lr=0.1, decay=0.9, eps=0.01)
-    p.grad = torch.tensor([2.0])
-    optimizer.step()
-    # s = 0.9 * 1 + 0.1 * 4 = 1.3;  p = 1 - 0.1 * 2 / sqrt(1.3 + 0.01)
-    assert p.item() == pytest.approx(1 - 0.2 / math.sqrt(1.31))
-
-
-@pytest.mark.parametrize("name", ["adam", "rmsprop", "rmsprop_tf"])
-def test_optimisers_step_and_restore(name: str) -> None:
-    settings = config_of(**{"learner.optimizer": name}).learner
-    p = torch.nn.Parameter(torch.ones(3))
-    optimizer = make_optimizer(settings, [p])
-    p.grad = torch.ones(3)
-    optimizer.step()
-    saved, at = copy.deepcopy(optimizer.state_dict()), p.detach().clone()
-    optimizer.step()
-    q = torch.nn.Parameter(at)
-    other = make_optimizer(settings, [q])
-    other.load_state_dict(saved)
-    q.grad = torch.ones(3)
-    other.step()
-    assert torch.equal(p, q)
 
 
 @pytest.mark.parametrize("separate", [True, False])

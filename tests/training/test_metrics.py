@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 
 from pronghorn.errors import MissingExtraError, RunDirError, UsageError
-from pronghorn.training.metrics import EpisodeTracker, MetricsWriter, limiting_stage, read_lines, read_metrics
+from pronghorn.training.metrics import (
+    EpisodeTracker,
+    MetricsWriter,
+    limiting_stage,
+    merged,
+    pooled,
+    read_lines,
+    read_metrics,
+)
 from pronghorn.types import Event, Ready
 
 FIRST, STEP, LAST, LOST, INACTIVE = Event.FIRST, Event.STEP, Event.LAST, Event.LOST, Event.INACTIVE
@@ -380,3 +388,68 @@ def test_importing_it_needs_no_torch() -> None:
 def test_what_limits_follows_from_who_waits(shares: dict[str, float], limit: str | None) -> None:
     stages = ("sampler: envs", "sampler: act", "sampler: record", "sampler: slots", "learner: wait")
     assert limiting_stage(dict.fromkeys(stages, 0.0) | shares) == limit
+
+
+# ------------------------------------------------------------------------------------------ several policies
+
+
+def test_episodes_that_an_earlier_policy_began_are_counted_and_are_in_no_mean() -> None:
+    episodes = tracker(num_rows=3)
+    episodes.observe(ready((0, LAST, 1.0), (1, LAST, 1.0), (2, STEP, 1.0), over=(0, 1)))
+    episodes.begin(np.array([0, 1]), 0)
+    episodes.forget(1)
+    assert "return_mean" not in episodes.snapshot()
+    assert episodes.snapshot()["episodes"] == 2
+    assert episodes.recent("return", 5) is None
+    episodes.begin(np.array([2]), 0)  # its policy acted for the last time after it was replaced
+    record = {"row": 0, "score": 7.0}
+    episodes.observe(ready((0, LAST, 5.0), (2, LAST, 5.0), over=(0, 2), records=[record]))
+    assert episodes.num_episodes == 4
+    assert "return_mean" not in episodes.snapshot()
+    assert episodes.recent("score", 5) is None
+    episodes.begin(np.array([0, 2]), 1)
+    episodes.observe(ready((0, LAST, 9.0), (1, LAST, 9.0), over=(0, 1), records=[record]))
+    assert episodes.snapshot()["return_mean"] == 9.0  # of row 0; row 1 went on with an episode of the old one
+    assert episodes.recent("score", 5) == 7.0
+    assert episodes.snapshot()["episodes/task"] == episodes.num_episodes == 6
+
+
+def test_a_resumed_policy_counts_its_episodes_whatever_it_descends_from() -> None:
+    episodes = tracker()
+    episodes.forget(3)
+    resumed = tracker()
+    resumed.load_state(json.loads(json.dumps(episodes.state())))
+    resumed.begin(np.array([0]), 3)
+    resumed.observe(ready((0, LAST, 5.0), over=(0,)))
+    assert resumed.recent("return", 1) == 5.0
+
+
+def test_recent_looks_back_further_than_the_means_if_it_is_told_to() -> None:
+    episodes = EpisodeTracker(1, ("task",), np.zeros(1, np.int64), window=2, kept=5)
+    for value in range(1, 9):
+        episodes.observe(ready((0, LAST, float(value)), over=(0,), records=[{"row": 0, "score": 10.0 * value}]))
+    assert episodes.snapshot()["return_mean"] == (7 + 8) / 2
+    assert episodes.snapshot()["episode/score"] == 75.0
+    assert episodes.recent("return", 4) == (5 + 6 + 7 + 8) / 4
+    assert episodes.recent("return", 99) == (4 + 5 + 6 + 7 + 8) / 5
+    assert episodes.recent("score", 3) == 70.0
+    assert episodes.recent("nothing", 3) is None
+
+
+def test_statistics_of_several_policies_are_pooled_by_what_they_mean() -> None:
+    one = {"episodes": 3, "running_episode_length_max": 7, "return_mean": 1.0, "return_min": -1.0, "return_max": 2.0,
+           "episodes/a": 3}  # fmt: skip
+    other = {"episodes": 1, "running_episode_length_max": 4, "return_mean": 3.0, "return_min": 3.0, "return_max": 3.0}
+    none = {"episodes": 0, "running_episode_length_max": 9}
+    assert pooled([one, other, none]) == {
+        "episodes": 4, "running_episode_length_max": 9, "return_mean": 2.0, "return_min": -1.0, "return_max": 3.0,
+        "episodes/a": 3,
+    }  # fmt: skip
+    assert pooled([one]) == one
+
+
+def test_no_iteration_gives_no_report_and_extremes_stay_extremes() -> None:
+    assert merged([]) == {}
+    lags = [{"policy_lag_min": 1, "policy_lag_max": 4, "lr": 0.1, "loss": 1.0},
+            {"policy_lag_min": 0, "policy_lag_max": 2, "lr": 0.2, "loss": 2.0}]  # fmt: skip
+    assert merged(lags) == {"policy_lag_min": 0, "policy_lag_max": 4, "lr": 0.2, "loss": 1.5}

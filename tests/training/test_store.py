@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ from pronghorn.types import ActionSpec, LeafSpec
 from recorded_graphs import LoggedFence
 
 
-def make_store(num_slots: int = 8, batch: int = 2, max_lag: int = 4, length: int = 3) -> Store:
+def make_store(
+    num_slots: int = 8, batch: int = 2, max_lag: int = 4, length: int = 3, changed: threading.Condition | None = None
+) -> Store:
     return Store(
         {"obs": LeafSpec((2,), "float32", "vector")},
         ActionSpec(discrete=(3,)),
@@ -27,6 +31,7 @@ def make_store(num_slots: int = 8, batch: int = 2, max_lag: int = 4, length: int
         batch_unrolls=batch,
         max_lag=max_lag,
         device=torch.device("cpu"),
+        changed=changed,
     )
 
 
@@ -273,3 +278,87 @@ def test_a_packed_gather_comes_behind_what_was_written_and_before_what_comes_nex
     assert log == ["uploaded synced", "uploaded marked", "written waited for", "read marked"]
     assert store.spare == 8 * 4
     assert store.flat_obs["obs"].shape[0] == 8 * 4 + 1  # one row that belongs to no slot
+
+
+# ------------------------------------------------------------------------------------------ a policy that is replaced
+
+
+def test_unrolls_of_a_policy_that_was_replaced_are_void_wherever_they_are_and_counted() -> None:
+    """FULL ones at once, those that are being filled when they are committed; a batch on its way is its taker's."""
+    store = make_store(num_slots=8)
+    learning, full, filling = fill(store, 2, 0), fill(store, 2, 1), fill(store, 2, 2)
+    store.commit(learning)
+    assert store.take(2, 0.0) is not None
+    store.commit(full)
+    store.void_before(3)
+    assert store.counts() == {"free": 4, "filling": 2, "full": 0, "learning": 2}
+    assert store.num_voided == 2
+    new = fill(store, 2, 3)
+    store.commit(filling)
+    assert store.num_voided == 4
+    store.commit(new)
+    assert store.counts() == {"free": 4, "filling": 0, "full": 2, "learning": 2}
+    taken = store.take(3, 0.0)
+    assert taken is not None
+    assert sorted(taken) == sorted(new)
+    store.release(learning)
+    assert store.num_discarded == 0
+
+
+def test_parked_unrolls_of_a_policy_that_was_replaced_do_not_count_as_begun_anew() -> None:
+    """`unpark` counts an unroll as begun when it goes on, but not under another policy than the one that began it."""
+    store = make_store(num_slots=4)
+    slots = fill(store, 1, 0)
+    store.park(slots)
+    store.void_before(1)
+    store.unpark(slots, 0)  # by a writer that has not heard of it yet
+    store.commit(slots)
+    assert store.counts()["full"] == 0
+    assert store.num_voided == 1
+
+
+@pytest.mark.parametrize(("why", "lost", "voided"), [("lost", 2, 0), ("replaced", 0, 2), ("restart", 0, 0)])
+def test_what_is_discarded_is_counted_by_its_reason(why: Any, lost: int, voided: int) -> None:
+    store = make_store()
+    store.discard(fill(store, 2, 0), why)
+    assert (store.num_discarded, store.num_voided) == (lost, voided)
+    assert store.counts()["free"] == 8
+
+
+def test_the_lag_rule_does_not_wait_for_unrolls_that_are_void() -> None:
+    store = make_store(num_slots=8, batch=2, max_lag=4)
+    fill(store, 1, 0)
+    store.commit(fill(store, 2, 4))
+    assert store.take(4, 0.0) is None  # waits for the old one
+    store.void_before(5)
+    store.commit(fill(store, 2, 5))
+    assert store.take(5, 0.0) is not None
+    assert store.counts()["filling"] == 1
+
+
+@pytest.mark.parametrize("what", ["commit", "release", "discard", "void_before", "park", "close"])
+def test_whoever_waits_for_several_stores_wakes_when_one_of_them_changes(what: str) -> None:
+    changed = threading.Condition()
+    stores = [make_store(changed=changed) for _ in range(2)]
+    store = stores[1]
+    slots = fill(store, 2, 0)
+    if what == "release":
+        store.commit(slots)
+        assert store.take(0, 0.0) is not None
+    waits, woken = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with changed:
+            waits.set()
+            if changed.wait(60.0):
+                woken.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waits.wait(60.0)
+    with changed:  # so that it waits by now
+        pass
+    getattr(store, what)(*([1] if what == "void_before" else [] if what == "close" else [slots]))
+    thread.join(60.0)
+    assert woken.is_set()
+    assert stores[0].counts()["free"] == 8

@@ -30,6 +30,7 @@ from pronghorn.machine import available_cores
 from pronghorn.training.acting import GraphActing
 from pronghorn.training.graphed import StepGraphs
 from pronghorn.training.learner import Learner
+from pronghorn.training.member import Member
 from pronghorn.training.metrics import read_metrics
 from pronghorn.training.store import Store
 from pronghorn.training.trainer import Result, train
@@ -112,8 +113,8 @@ def test_a_run_by_graphs_learns(name: str, tmp_path: Path, monkeypatch: pytest.M
     def make_acting(actor: Any, store: Any, num_rows: int, leaves: Any, graphs: str) -> GraphActing:
         return GraphActing(actor, store, num_rows, leaves, graphs="on", queue=RecordingQueue())
 
-    monkeypatch.setattr(trainer_module, "Learner", GraphedLearner)
-    monkeypatch.setattr(trainer_module, "make_acting", make_acting)
+    monkeypatch.setattr("pronghorn.training.member.Learner", GraphedLearner)
+    monkeypatch.setattr("pronghorn.training.member.make_acting", make_acting)
     monkeypatch.setattr("pronghorn.training.store.Store", functools.partial(Store, packed=True))
     memory = {"model.core": "gru", "model.last_action": True, "model.last_reward": True}
     values = {"learner.epochs": 1, "learner.minibatches": 2} | (memory if name == "Masked" else {})
@@ -247,7 +248,7 @@ def test_the_lag_of_old_weights_is_measured_and_what_is_over_the_limit_is_droppe
         if grant:
             self.store.grant()
 
-    monkeypatch.setattr(trainer_module._Run, "_hand_over", late)
+    monkeypatch.setattr(Member, "publish", late)
     values = {"learner.drop_over_lag": drop, "max_lag": 4 if drop else 16, "log.every_s": 0.0}
     train(config(tmp_path / "run", steps=40 * 128, **values))
     lines = [m for m in read_metrics(tmp_path / "run") if "policy_lag_min" in m][10:]
@@ -349,7 +350,7 @@ def test_settings_of_the_optimiser_follow_a_resume_and_its_kind_does_not_change(
     original = trainer_module._Run._result
 
     def looked_at(self: Any) -> Result:
-        seen.extend(group["eps"] for group in self.learner.optimizer.param_groups)
+        seen.extend(group["eps"] for group in self.members[0].learner.optimizer.param_groups)
         return original(self)
 
     monkeypatch.setattr(trainer_module._Run, "_result", looked_at)

@@ -15,7 +15,7 @@ A flat environment (`FlatEnv`, by duck typing) is any object with
     ending()      optional, of several rows: the picture of how the last game ended, once; else None
     stats()       optional: numbers for the record of the episode that just ended
     set_option(name, value)         optional: changes a named setting of the running environment; one whose spec has
-                  "rewards" takes such a table under that name
+                  "rewards" takes such a table under that name, and, where it has "agents", also a list of one for each
     games         where the spec has "agents": the number of games begun so far
 """
 

@@ -211,6 +211,8 @@ def load_named(text: str, *, best: bool = False, device: str = "cpu") -> Policy:
 
 def _chosen(saved: Checkpoint, policy: int | None, snapshot: str) -> tuple[Mapping[str, Tensor], str]:
     """Weights of the policy that is asked for, and what is added to the checkpoint's name for it."""
+    if snapshot and policy is not None:
+        raise UsageError(f"policy = {policy} and snapshot = {snapshot!r} name two policies. Give one of them.")
     if snapshot:
         return load_snapshot(saved.path, snapshot), f":{snapshot}"
     policies = saved.policies

@@ -315,7 +315,7 @@ def check_settings(s: PopulationConfig) -> None:
     if not 0 <= s.slots <= s.members:
         rule = f"must be 0 (all at once) to population.members = {s.members}"
         raise ConfigError("population.slots", s.slots, rule, "More slots than members would stand empty.")
-    for name, low in (("burn_in_frames", 0), ("period_frames", 0), ("period_episodes", 1), ("objective_episodes", 1)):
+    for name, low in (("burn_in_frames", 0), ("period_frames", 0), ("period_episodes", 0), ("objective_episodes", 1)):
         if getattr(s, name) < low:
             raise ConfigError(f"population.{name}", getattr(s, name), f"must be at least {low}", "Raise it.")
     for name in ("mutation_rate", "reset_rate"):

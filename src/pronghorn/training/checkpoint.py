@@ -119,7 +119,8 @@ def previous(run_dir: Path, *, resume: bool) -> Checkpoint | None:
         return load_latest(directory, warn=lambda text: print(text, file=sys.stderr), snapshots=True)
     if resume:
         print(f"Nothing to resume in {run_dir}: starting a fresh run.", file=sys.stderr)
-    (run_dir / "metrics.jsonl").unlink(missing_ok=True)  # of a run that ended before its first checkpoint
+    for name in ("metrics.jsonl", "population.jsonl", "ratings.jsonl"):  # of a run that ended before its first one
+        (run_dir / name).unlink(missing_ok=True)
     return None
 
 

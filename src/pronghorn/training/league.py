@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronghorn.config import Config, Hyperparameters, derive_seed
+from pronghorn.config_population import PopulationConfig
 from pronghorn.errors import ConfigError
 from pronghorn.evaluation.players import load_player
 from pronghorn.population.matchmaking import Match, Matchmaker, Player
@@ -36,6 +39,9 @@ from pronghorn.training.seats import DealtSeats, MatchSeats, Result
 from pronghorn.types import EnvSpec, Pool, Ready
 
 RATINGS_EVERY_S = 10.0
+EPISODES_PER_ROW = 2  # of a round: with fewer, the short ones, which end first, would speak for all
+RATINGS_SHARE = 0.02  # of time, at most
+_LOG = logging.getLogger("pronghorn")
 _POINTS: dict[Outcome, float] = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 
 
@@ -57,7 +63,7 @@ class League:
         check_population(config, spec)
         self._names = [f"member:{i}" for i in range(len(members))]
         self._base = base_values(config, spec)
-        self.pbt = PBT(config.population, self._base, derive_seed(config.seed, 10)) if len(members) > 1 else None
+        self.pbt = PBT(self._rules(), self._base, derive_seed(config.seed, 10)) if len(members) > 1 else None
         self.matchmaker: Matchmaker | None = None
         self.ratings = Ratings()
         if plays_games:
@@ -70,11 +76,19 @@ class League:
         self._rewards_of_env: dict[int, Any] = {}
         self._fitted: dict[str, Rating] = {}
         self._next_ratings_s = 0.0
+        self._warned = False
         self._matches: MatchSeats | None = None
         if self.matchmaker:
             self._matches = MatchSeats(self.matchmaker, self, len(members), lambda: self.active)
-        dealt = DealtSeats(pool.task_ids, lambda: self.active, self._begin_row)
+        together = spec.rows_per_env if spec.rewards else 1  # an environment has one table of them for all its rows
+        dealt = DealtSeats(pool.task_ids, lambda: self.active, self._begin_row, together=together)
         self.seats: Seats = _Locked(self._matches or dealt, self._lock)
+
+    def _rules(self) -> PopulationConfig:
+        """The settings of the population, with the episodes of a round filled in."""
+        settings = self.config.population
+        rows = -(-self.pool.num_rows // settings.num_slots)  # of each member that trains
+        return replace(settings, period_episodes=settings.period_episodes or EPISODES_PER_ROW * rows)
 
     def start(self, saved: Checkpoint | None) -> None:
         """Begin, or go on from a checkpoint; before anybody acts."""
@@ -83,6 +97,8 @@ class League:
             self.guests.add_script(f"script:{name}", script)
         if saved is not None:
             self._load(saved)
+            for member in self.members:  # where this resume begins with snapshots
+                self._take_snapshot(member)
             return
         for name in self._names if self.matchmaker else ():
             self.ratings.add(name)
@@ -90,6 +106,7 @@ class League:
             self.ratings.add(f"script:{name}")
         if self.pbt:
             self._apply(self.pbt.start())
+            self.active = self.pbt.active()
         for member in self.members:
             self._take_snapshot(member)
 
@@ -105,9 +122,10 @@ class League:
         """See `seats.Host`. A member that rests plays with the weights that it has now."""
         if player.kind != "member":
             return str(player)
-        member = self.members[player.member]
-        name = f"{player}#{member.lineage}.{member.learner.version}"
-        self.guests.add(name, member.newest.tensors)
+        newest = self.members[player.member].newest  # read once: its learner may still have a batch to train on
+        newest.ready.sync()
+        name = f"{player}#{newest.lineage}.{newest.version}"
+        self.guests.add(name, newest.tensors)
         return name
 
     def seat(self, rows: NDArray[np.int64], guest: str) -> None:
@@ -129,7 +147,8 @@ class League:
         """Weights of shaped rewards for each side of an environment, where they differ from what it has."""
         if any(tables) and self._rewards_of_env.get(env) != tables:
             self._rewards_of_env[env] = [dict(table) for table in tables]
-            self.pool.set_option("rewards", tables if len(tables) > 1 else tables[0], env=env)
+            same = all(table == tables[0] for table in tables)  # one is enough, for games that know no other
+            self.pool.set_option("rewards", tables[0] if same else tables, env=env)
 
     # ------------------------------------------------------------ after an iteration (a learner's thread)
 
@@ -144,10 +163,20 @@ class League:
             self._forget_absent()
             if self.pbt:
                 frames = member.learner.steps * self.pool.spec.frame_skip
-                late = frames >= self.pbt.round_frames
-                objective = self.objective(member) if late else None
-                self._apply(self.pbt.report(member.index, frames, member.tracker.num_episodes, objective))
+                objective = self.objective(member) if frames >= self.pbt.round_frames else None
+                self._warn_of_waiting(member, frames, objective)
+                self._apply(self.pbt.report(member.index, frames, member.tracker.num_whole, objective))
                 self.active = self.pbt.active(self.active) or self.active
+
+    def _warn_of_waiting(self, member: Member, frames: int, objective: float | None) -> None:
+        """Once, if a round cannot end because nothing tells the objective, such as a misspelt name."""
+        assert self.pbt is not None
+        settings = self.config.population
+        late, episodes = frames >= self.pbt.round_frames, member.tracker.num_episodes
+        if late and objective is None and episodes >= settings.objective_episodes and not self._warned:
+            self._warned = True
+            text = "the population cannot compare its policies: no episode of policy %d told %r so far (%d have ended)"
+            _LOG.warning(text + "; --population.objective names it", member.index, settings.objective, episodes)
 
     def objective(self, member: Member) -> float | None:
         """What members are compared by; None while there is none."""
@@ -191,14 +220,17 @@ class League:
             member = self.members[decision.member]
             if decision.donor is not None:
                 member.become(self.members[decision.donor])
-                self._points[member.index].clear()
+                self._points[member.index] = self._points[decision.donor].copy()
                 if self.matchmaker:
                     self.matchmaker.overwrite(member.index, decision.donor)
                     self.ratings.branch(self._names[member.index], self._names[decision.donor])
             self._set_hyper(member, decision.hyper)
 
     def _set_hyper(self, member: Member, hyper: Mapping[str, float]) -> None:
-        member.learner.set_hyper(**{k: v for k, v in hyper.items() if not k.startswith(REWARD)})
+        assert self.pbt is not None
+        # The others are not the population's: schedules move them, and a resume may change them.
+        own = {name: value for name, value in hyper.items() if name in self.pbt.ranges}
+        member.learner.set_hyper(**{k: v for k, v in own.items() if not k.startswith(REWARD)})
         self._rewards[member.index] = {k[len(REWARD) :]: v for k, v in hyper.items() if k.startswith(REWARD)}
 
     # ------------------------------------------------------------ what it says (the main thread)
@@ -247,7 +279,7 @@ class League:
         return out
 
     def write_ratings(self, *, last: bool = False) -> None:
-        """A line of ratings.jsonl if it is time: to fit all games again takes some milliseconds."""
+        """A line of ratings.jsonl if it is time: to fit all games again takes milliseconds, of many players seconds."""
         if self.matchmaker is None or (time.monotonic() < self._next_ratings_s and not last):
             return
         with self._lock:
@@ -255,14 +287,16 @@ class League:
             pool = [str(player) for player in self.matchmaker.pool]
         if not games["games"]:
             return
-        copy = Ratings()
+        copy, start = Ratings(), time.monotonic()
         copy.load_state(games)
         self._fitted = copy.fit()
+        now = time.monotonic()
         known = {name: {"elo": r.elo, "stderr": r.stderr, "games": r.games} for name, r in self._fitted.items()}
         steps = sum(member.learner.steps for member in self.members)
         line = {"time_s": round(self._time_s(), 3), "steps": steps, "ratings": known, "pool": pool}
         _append(self.run_dir / RATINGS_FILE, [json.dumps(line)])
-        self._next_ratings_s = time.monotonic() + RATINGS_EVERY_S
+        # The fit grows with the cube of the players, and takes cores from training.
+        self._next_ratings_s = now + max(RATINGS_EVERY_S, (now - start) / RATINGS_SHARE)
 
     # ------------------------------------------------------------ files
 
@@ -327,8 +361,9 @@ def check_population(config: Config, spec: EnvSpec) -> None:
         rule = "has no several agents that could meet each other"
         raise ConfigError("env.id", config.env.id, rule, "Use a game of several agents, or drop the selfplay settings.")
     if population.members > 1:
-        num_envs = config.num_envs if spec.agents else config.num_envs * spec.rows_per_env
-        schedule = config.learner.lr_schedule
+        # Games draw their learner from all members; else each task's rows, or environments, are dealt among them.
+        dealt = config.num_envs * (1 if spec.rewards else spec.rows_per_env) // len(config.env_names)
+        num_envs, schedule = config.num_envs if spec.agents else dealt, config.learner.lr_schedule
         check_layout(population, num_envs=num_envs, lr_schedule=schedule, has_matches=selfplay.meets_others,
                      member_weight=selfplay.member_weight)  # fmt: skip
     if "epochs" in population.mutable and population.members > 1 and config.learner.epochs < 2:

@@ -6,8 +6,9 @@ the version goes up by one. Algorithms are choices of `LearnerConfig`, not class
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.ops import losses, returns
 from pronghorn.training.device import Reader, make_queue, upload
 from pronghorn.training.graphed import Step, StepGraphs, gradients
+from pronghorn.training.optimizers import make_optimizer
 from pronghorn.training.pieces import Pieces, arithmetic
 from pronghorn.training.store import Batch
 
@@ -303,6 +305,7 @@ class Learner:
     def configure_optimizer(self) -> None:
         """Give the optimiser this run's settings and memory formats, after a saved state was loaded into it."""
         n = self.settings
+        self._tell_optimizer()
         for group in self.optimizer.param_groups:
             for name in ("alpha", "decay"):  # RMSProp's, of torch and of TensorFlow
                 if name in group:
@@ -313,6 +316,15 @@ class Learner:
                     # Files hold plain memory. Fused Adam goes through moments and weights side by side in memory order,
                     # so with channels-last weights it would take each moment for that of another weight.
                     state[name] = torch.empty_like(parameter, dtype=saved.dtype).copy_(saved)
+
+    def become(self, other: Learner) -> None:
+        """Take over another's policy and optimiser, under a version of its own; counters and hyper-parameters stay."""
+        self.model.load_state_dict(other.model.state_dict())
+        # torch takes tensors over as they are: without a copy both would count their steps in one and the same.
+        self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+        self.configure_optimizer()
+        self._skipped_in_a_row = 0
+        self.version += 1
 
     # ------------------------------------------------------------ state
 
@@ -495,36 +507,3 @@ def _critic_report(targets: Tensor, values: Tensor, weights: Tensor | None) -> d
 
 def _variance(x: Tensor, weights: Tensor | None) -> Tensor:
     return losses.reduce((x - losses.reduce(x, weights)).square(), weights)
-
-
-# ---------------------------------------------------------------- optimisers
-
-
-class RMSPropTF(torch.optim.Optimizer):
-    """RMSProp as TensorFlow 1 has it, which IMPALA's ε belongs to: ε inside the root, accumulators start at 1."""
-
-    def __init__(self, params: Iterable[Any], lr: float, decay: float, eps: float) -> None:
-        super().__init__(params, {"lr": lr, "decay": decay, "eps": eps})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """s ← decay s + (1 - decay) g²;  θ ← θ - lr g / sqrt(s + ε)."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state["square_avg"] = torch.ones_like(p)
-                square = state["square_avg"]
-                square.mul_(group["decay"]).addcmul_(p.grad, p.grad, value=1.0 - group["decay"])
-                p.addcdiv_(p.grad, (square + group["eps"]).sqrt_(), value=-group["lr"])
-
-
-def make_optimizer(settings: LearnerConfig, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-    """The optimiser that `settings` names, of parameters or of groups of them."""
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=settings.lr, eps=settings.optimizer_eps, fused=True)
-    if settings.optimizer == "rmsprop":
-        return torch.optim.RMSprop(parameters, lr=settings.lr, alpha=settings.rmsprop_decay, eps=settings.optimizer_eps)
-    return RMSPropTF(parameters, settings.lr, settings.rmsprop_decay, settings.optimizer_eps)

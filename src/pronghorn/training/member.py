@@ -52,7 +52,8 @@ class Member:
             raise ConfigError("model", sizes, why, "Lower the sizes of the [model] settings.") from None
         self.learner = Learner(config, self.model)
         self.learner.seed = derive_seed(config.seed, 6, index) if index else config.seed
-        self.learner.total_steps = config.step_limit(spec.frame_skip)
+        limit = config.step_limit(spec.frame_skip)  # of all members together
+        self.learner.total_steps = None if limit is None else -(-limit // config.population.members)
         self.tracker = EpisodeTracker(pool.num_rows, pool.tasks, pool.task_ids, kept=kept)
         self.store = make_store(config, pool, self.actor.state_size, device, changed)
         self._replay_seed = derive_seed(seed, 4, index) if index else derive_seed(seed, 4)
@@ -124,14 +125,11 @@ class Member:
 
         Whatever is under way of the policy that it was is void, and counted. Both locks are held by the caller.
         """
-        self.model.load_state_dict(donor.model.state_dict())
-        self.learner.optimizer.load_state_dict(donor.learner.optimizer.state_dict())
-        self.learner.configure_optimizer()
-        self.learner.version += 1
+        self.learner.become(donor.learner)
         self.lineage += 1
         self.store.void_before(self.learner.version)
         self.replay = make_replay(self.config, derive_seed(self._replay_seed, self.lineage))
-        self.tracker.forget()
+        self.tracker.inherit(donor.tracker, self.lineage)
         self.newest = self._snapshot()
         self.publish(grant=False)
 

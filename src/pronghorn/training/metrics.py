@@ -64,7 +64,9 @@ class EpisodeTracker:
         self._lengths = np.zeros(num_rows, np.int64)
         self._num_episodes = 0
         self._kept = max(window, kept)
-        self._mixed = np.zeros(num_rows, np.bool_)  # rows whose episode was begun by a policy that was replaced since
+        self._num_whole = 0
+        self._lineage = 0  # how often the policy was replaced by another
+        self._began = np.zeros(num_rows, np.int64)  # lineage that began each row's episode
         self._finished: deque[tuple[float, int]] = deque(maxlen=self._kept)
         self._num_by_task = dict.fromkeys(tasks, 0)
         self._finished_by_task: dict[str, deque[float]] = {task: deque(maxlen=window) for task in tasks}
@@ -75,13 +77,23 @@ class EpisodeTracker:
         """Episodes finished since the run began, over resumes."""
         return self._num_episodes
 
+    @property
+    def num_whole(self) -> int:
+        """Those of them that one policy played from beginning to end."""
+        return self._num_whole
+
+    def begin(self, rows: NDArray[np.int64], lineage: int) -> None:
+        """These rows begin an episode under the policy of that lineage. Untold, it is the first one."""
+        with self._lock:
+            self._began[rows] = lineage
+
     def observe(self, ready: Ready) -> None:
         """Account for one `recv`: rewards of STEP and LAST rows, and the episodes that ended."""
         moved = (ready.event == STEP) | (ready.event == LAST)
         fresh = (ready.event == FIRST) | (ready.event == LOST)
         over = ready.rows[moved & ready.episode_over]  # a LAST alone may be a life loss, which ends no episode
         with self._lock:
-            mixed = set(over[self._mixed[over]].tolist())
+            of_others = set(over[self._began[over] != self._lineage].tolist())  # begun by a policy replaced since
             self._returns[ready.rows[moved]] += ready.reward[moved]
             self._lengths[ready.rows[moved]] += 1
             for row in over:
@@ -89,7 +101,7 @@ class EpisodeTracker:
             self._restart(over)
             self._restart(ready.rows[fresh])
             for record in ready.records:
-                if record["row"] not in mixed:
+                if record["row"] not in of_others:
                     self._keep_record(record)
 
     def _finish(self, row: int) -> None:
@@ -97,15 +109,15 @@ class EpisodeTracker:
         episode_return = float(self._returns[row])
         self._num_episodes += 1
         self._num_by_task[task] += 1
-        if self._mixed[row]:
+        if self._began[row] != self._lineage:
             return
+        self._num_whole += 1
         self._finished.append((episode_return, int(self._lengths[row])))
         self._finished_by_task[task].append(episode_return)
 
     def _restart(self, rows: NDArray[np.int64]) -> None:
         self._returns[rows] = 0.0
         self._lengths[rows] = 0
-        self._mixed[rows] = False
 
     def _keep_record(self, record: Mapping[str, Any]) -> None:
         for name, value in record.items():
@@ -143,19 +155,29 @@ class EpisodeTracker:
             values = [value for value, _ in self._finished] if name == "return" else list(self._records.get(name, ()))
             return float(np.mean(values[-count:])) if values else None
 
-    def forget(self) -> None:
-        """The policy was replaced: no mean is taken over its episodes any more. Counts and running sums go on."""
+    def inherit(self, other: EpisodeTracker, lineage: int) -> None:
+        """The policy was overwritten by another's, and is of this lineage now: what was known of that is known of it.
+
+        Counts go on.
+
+        Episodes that are under way are of two policies, so no mean will take them in. The first to end after that are
+        short ones; beside the inherited ones they do not make the same policy look worse.
+        """
+        theirs = other.state()
         with self._lock:
-            self._finished.clear()
-            for kept in (*self._finished_by_task.values(), *self._records.values()):
-                kept.clear()
-            self._mixed[:] = True
+            self._finished = deque(((float(r), int(n)) for r, n in theirs["finished"]), self._kept)
+            for task, known in theirs["tasks"].items():
+                self._finished_by_task[task] = deque(known["returns"], self._window)
+            self._records = {name: deque(values, self._kept) for name, values in theirs["records"].items()}
+            self._lineage = lineage
 
     def state(self) -> dict[str, Any]:
         """Counts and windows as JSON values, without unfinished episodes: they end with the process."""
         with self._lock:
             return {
                 "num_episodes": self._num_episodes,
+                "num_whole": self._num_whole,
+                "lineage": self._lineage,
                 "finished": [list(episode) for episode in self._finished],
                 "tasks": {
                     task: {"num_episodes": self._num_by_task[task], "returns": list(returns)}
@@ -168,6 +190,8 @@ class EpisodeTracker:
         """Continue from `state()`. Tasks are matched by name; one that the run no longer has is left out."""
         with self._lock:
             self._num_episodes = int(state["num_episodes"])
+            self._num_whole = int(state.get("num_whole", self._num_episodes))
+            self._lineage = int(state.get("lineage", 0))
             self._finished = deque(((float(r), int(n)) for r, n in state["finished"]), self._kept)
             for task in self._tasks:
                 if task in state["tasks"]:

@@ -241,6 +241,8 @@ class Player(RowPlayer):
         first = begins if whole else begins[acting]
         at = self.store.at(self._slot[rows], self._t[rows])
         acted = self.acting.act(obs, rows, first, at)
+        if first.any():
+            self.tracker.begin(rows[first], self._lineage)
         steps = self.store.flat_steps
         steps["first"][at] = first
         steps["discrete"][at] = self._history.discrete[rows] = acted.discrete

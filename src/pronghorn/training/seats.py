@@ -26,32 +26,37 @@ class DealtSeats:
     """
 
     def __init__(
-        self, task_ids: NDArray[np.int64], active: Callable[[], Sequence[int]], begin: Callable[[int, int], None]
-    ) -> None:
-        """active: the members that train now. begin(row, member): is told of every episode."""
-        self._task, self._active, self._begin = task_ids.tolist(), active, begin
-        self._member: list[int | None] = [None] * len(self._task)  # of each row
-        self._count: dict[tuple[int, int | None], int] = {}  # (task, member) → rows
+        self, task_ids: NDArray[np.int64], active: Callable[[], Sequence[int]], begin: Callable[[int, int], None], *,
+        together: int = 1,
+    ) -> None:  # fmt: skip
+        """task_ids: [num_rows]. active: the members that train now. begin(row, member): is told of every episode.
+
+        together: so many consecutive rows are one member's.
+        """
+        self._active, self._begin, self._together = active, begin, together
+        self._task = task_ids[::together].tolist()  # of each group of rows
+        self._member: list[int | None] = [None] * len(self._task)
+        self._count: dict[tuple[int, int | None], int] = {}  # (task, member) → groups
 
     def take(self, ready: Ready, begins: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Indices of the members that play the rows which begin, in their order."""
-        active = self._active()
-        taken = [self._seat(row, active) for row in ready.rows[begins].tolist()]
+        active, rows = self._active(), ready.rows[begins].tolist()
+        taken = [self._seat(row // self._together, active) for row in rows]
+        for row, member in zip(rows, taken, strict=True):
+            self._begin(row, member)
         return np.array(taken, np.int64)
 
-    def _seat(self, row: int, active: Sequence[int]) -> int:
-        task, member = self._task[row], self._member[row]
+    def _seat(self, group: int, active: Sequence[int]) -> int:
+        task, member = self._task[group], self._member[group]
         fewest = min(active, key=lambda other: self._count.get((task, other), 0))
-        # It stays where it is, unless another has two rows fewer: then one changes hands, and none back.
+        # It stays where it is, unless another has two groups fewer: then one changes hands, and none back.
         stays = member in active and self._count[task, member] <= self._count.get((task, fewest), 0) + 1
         if member is not None and stays:
-            self._begin(row, member)
             return member
         if member is not None:
             self._count[task, member] -= 1
-        self._member[row] = fewest
+        self._member[group] = fewest
         self._count[task, fewest] = self._count.get((task, fewest), 0) + 1
-        self._begin(row, fewest)
         return fewest
 
 

@@ -386,6 +386,7 @@ class Store:
         """
         waiting = ((self._status == Slot.FILLING) & ~self._parked) | (self._status == Slot.FULL)
         waiting[batch] = False
+        waiting &= self._started >= self._valid_from  # what is void enters none
         versions_left = np.sort(self._started[waiting]) + self.max_lag - version  # later iterations each may wait for
         return bool((np.arange(1, len(versions_left) + 1) <= versions_left * self.batch_unrolls).all())
 

@@ -47,7 +47,7 @@ from pronghorn.training.metrics import MetricsWriter, limiting_stage, merged, po
 from pronghorn.training.player import RowPlayer
 from pronghorn.training.sampler import Sampler
 from pronghorn.training.signals import READER_GONE, StopSignals
-from pronghorn.training.store import Slots, step_fields, stored_leaves
+from pronghorn.training.store import step_fields, stored_leaves
 from pronghorn.types import Pool
 
 POLL_S = 0.1
@@ -264,30 +264,33 @@ class _Run:
             if member.store.turns:
                 member.store.grant()
         while not self._stop.is_set():
-            taken = self._take(in_turn)
-            if taken is not None and self._iterate(*taken):
+            following = self._next(in_turn)
+            if following is not None and self._iterate(following):
                 return
 
-    def _take(self, in_turn: deque[Member]) -> tuple[Member, Slots] | None:
-        """The member whose turn it is, and its batch; None if no batch was to be had for a while."""
+    def _next(self, in_turn: deque[Member]) -> Member | None:
+        """The member that has a batch and was trained longest ago; None if none had one for a while."""
         start, wait = time.perf_counter(), self._waits[in_turn[0].device]
         with wait:
             wait.wait_for(lambda: self._stop.is_set() or any(m.has_batch() for m in in_turn), POLL_S)
         waited = time.perf_counter() - start
         with self._lock:
             self._wait_s += waited
-        for member in tuple(in_turn):
-            slots = member.store.take(member.learner.version, 0.0)
-            if slots is not None:
+        for member in in_turn:
+            if member.has_batch():
                 in_turn.remove(member)
                 in_turn.append(member)
-                return member, slots
+                return member
         return None
 
-    def _iterate(self, member: Member, slots: Slots) -> bool:
+    def _iterate(self, member: Member) -> bool:
         """Batch in, better policy out; whether the run ends with it."""
         turns, overlap = member.store.turns, self.config.max_lag == 1
         with member.lock:
+            # Not before: another device's thread may have replaced the policy since, and void what was collected.
+            slots = member.store.take(member.learner.version, 0.0)
+            if slots is None:
+                return False
             batch = member.gather(slots)
             ends = self._ends_after(batch.num_fresh)
             saves = self._saves_after()

@@ -1,0 +1,125 @@
+"""Sample Factory's question of the duel (Petrenko et al. 2020, §4.3): who wins, self-play or training against the bot?
+
+    python benchmarks/duel_self_play.py --out runs/duel --frames 4000000 --lanes 2
+
+trains one agent by self-play in doom:duel and one against the scripted bot in doom:duel_bots, on one map, with one
+network and equal frames (goes on where it was stopped). Then 100 matches of one against the other, 100 of each against
+the bot, and 100 of each against earlier selves of the first. Prints wins / draws / losses as the paper does (there
+78 / 19 / 3 for self-play), and keeps them in docs/results/data/duel.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from collect_results import RESULTS
+from pronghorn.config import Config
+from pronghorn.envs.registry import make_pool
+from pronghorn.evaluation.evaluate import PolicyAtRows
+from pronghorn.evaluation.match import match_config, play_matches
+from pronghorn.evaluation.players import load_player
+from pronghorn.evaluation.policy import Policy, load
+from pronghorn.training.checkpoint import list_checkpoints, snapshot_names
+
+SECONDS = 60  # of a match
+COMMON = ("--env.args", "timeout_tics", str(35 * SECONDS), "--model.core-size", "256", "--model.conv-features", "256")
+ARMS = {
+    "self_play": ("doom:duel", "--selfplay.self-weight", "0.7", "--selfplay.snapshot-weight", "0.3"),
+    "bots": ("doom:duel_bots",),
+}
+PAST_SELVES = 3
+ENVS = 4
+
+
+def train(arm: str, frames: int, folder: Path) -> None:
+    """One run, unless it was made before."""
+    run, log = folder / arm, folder / f"{arm}.log"
+    if log.exists() and log.read_text().startswith("reached"):
+        return
+    env, *flags = ARMS[arm]
+    every = ("--selfplay.add-every-steps", str(frames // 40)) if arm == "self_play" else ()
+    limits = ("--frames", str(frames), "--resume", "--run-dir", str(run), "--log.live", "off")
+    argv = [sys.executable, "-m", "pronghorn", "train", env, *flags, *every, *COMMON, *limits]
+    with log.open("w") as output:
+        code = subprocess.run(argv, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+    print(f"{arm}: exit code {code}: {log.read_text().splitlines()[-4:][:1]}", flush=True)
+
+
+def against_bot(policy: Policy, matches: int, seed: int = 3) -> dict[str, int]:
+    """Wins, draws and losses in whole matches against the scripted bot; every environment plays an equal share."""
+    env = replace(policy.config.env, id="doom:duel_bots", workers=ENVS, envs_per_worker=1, groups=1)
+    pool = make_pool(replace(policy.config, env=env), seed=seed, ordered=False, evaluation=True)
+    left, found = np.full(pool.num_rows, matches // pool.num_rows), Counter[float]()
+    try:
+        policy.seed(seed)
+        player = PolicyAtRows(policy, pool, deterministic=False)
+        while left.any():
+            ready = pool.recv(1.0)
+            if ready is None:
+                continue
+            for record in ready.records:
+                if left[record["row"]] > 0:
+                    left[record["row"]] -= 1
+                    found[record["outcome"]] += 1
+            player.observe(ready)
+            pool.send(*player.answer(ready))
+    finally:
+        pool.close()
+    return {"wins": found[1.0], "draws": found[0.0], "losses": found[-1.0]}
+
+
+def head_to_head(first: str, second: str, config: Config, games: int) -> dict[str, int]:
+    players = [load_player(first), load_player(second)]
+    pair = play_matches(players, config, games=games, seed=1, num_envs=ENVS).pairs()[0]
+    return {"wins": pair.wins, "draws": pair.draws, "losses": pair.losses}
+
+
+def past_selves(run: Path) -> list[str]:
+    """Names of snapshots, evenly taken from the untrained one on."""
+    state = json.loads((list_checkpoints(run / "checkpoints")[-1] / "state.json").read_text())
+    names = sorted(snapshot_names(state), key=lambda name: int(name.split("@")[1]))
+    return [names[round(i * (len(names) - 1) / PAST_SELVES)] for i in range(PAST_SELVES)]
+
+
+def compare(folder: Path, frames: int, games: int) -> None:
+    """All matches; the table."""
+    runs = {arm: str(folder / arm) for arm in ARMS}
+    duel = match_config([load_player(runs["self_play"])])
+    rows = {"self-play against bot-trained": head_to_head(runs["self_play"], runs["bots"], duel, games)}
+    for arm, run in runs.items():
+        rows[f"{arm} against the bot"] = against_bot(load(run), games)
+    for name in past_selves(folder / "self_play"):
+        for arm, run in runs.items():
+            rows[f"{arm} against self-play at {int(name.split('@')[1]):,} steps"] = head_to_head(
+                run, f"{runs['self_play']}:{name}", duel, games
+            )
+    print("| | wins | draws | losses |\n|---|---|---|---|")
+    for label, result in rows.items():
+        print(f"| {label} | {result['wins']} | {result['draws']} | {result['losses']} |")
+    (RESULTS / "data" / "duel.json").write_text(json.dumps({"frames": frames, "matches": rows}, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run directories go")
+    parser.add_argument("--frames", type=int, required=True, help="frames of each agent")
+    parser.add_argument("--lanes", type=int, default=1, help="trainings at a time (1)")
+    parser.add_argument("--games", type=int, default=100, help="matches of each pair (100)")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(arguments.lanes) as lanes:
+        list(lanes.map(lambda arm: train(arm, arguments.frames, arguments.out), ARMS))
+    compare(arguments.out, arguments.frames, arguments.games)
+
+
+if __name__ == "__main__":
+    main()
