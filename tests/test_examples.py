@@ -20,8 +20,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import pronghorn
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LOG2 = math.log(2.0)
+SIDES = ("catcher", "runner")  # of examples/tag.py and examples/fog.py
 
 
 @pytest.fixture
@@ -288,3 +291,60 @@ def test_who_wins_at_tag() -> None:
     game.time = tag["STEPS"] - 1
     *_, infos = game.step({"catcher": stay, "runner": stay})
     assert {agent: info["outcome"] for agent, info in infos.items()} == {"catcher": -1.0, "runner": 1.0}
+
+
+# ------------------------------------------------------------------------------------------ examples/fog.py
+
+
+@pytest.fixture
+def fog(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield importlib.import_module("fog")
+    for name in ("fog", "tag"):
+        sys.modules.pop(name, None)
+
+
+def test_in_the_fog_agents_see_each_other_from_near_and_the_critic_sees_both_views(fog: ModuleType) -> None:
+    game = fog.game()
+    game.reset(seed=0)
+    for gap, catcher, runner in ((2, 1 / 3, -1 / 3), (9, 0.0, 1 / 2), (6, 0.0, 0.0)):  # cells to the right, of 12
+        inner = game.game
+        inner.gap, inner.time = gap, 0
+        obs = game._with_all(inner._observe())
+        assert obs["catcher"]["own"].tolist() == pytest.approx([1.0, float(catcher != 0.0), catcher, 1.0])
+        assert obs["runner"]["own"].tolist() == pytest.approx([-1.0, float(runner != 0.0), runner, 1.0])
+        for agent, view in obs.items():
+            assert game.observation_space(agent).contains(view)
+            assert view["all"] == {name: one["own"] for name, one in obs.items()}
+    assert pronghorn.check_env(str(EXAMPLES / "fog.py:game"), num_steps=60)
+
+
+def test_a_policy_trained_with_a_critic_that_sees_both_sides_acts_on_its_own_view(tmp_path: Path) -> None:
+    """From the command to a loaded policy: its choices do not depend on what only the critic read; the values do."""
+    from pronghorn.cli import run
+    from pronghorn.evaluation.evaluate import evaluate
+
+    small = "--steps 600 --env.workers 1 --env.envs-per-worker 8 --threads 1 --log.live off --log.no-tensorboard"
+    asked = "--model.critic-only all --model.separate-critic --model.core gru --model.core-size 16"
+    game = str(EXAMPLES / "fog.py:game")
+    assert run(["train", game, "--run-dir", str(tmp_path / "fog"), *asked.split(), *small.split()]) == 0
+    policy = pronghorn.load(tmp_path / "fog")
+    assert policy.model.critic_only == ("all/catcher", "all/runner")
+    rng = np.random.default_rng(0)
+    states: list[Any] = [None, None]
+    values = []
+    for _ in range(5):
+        own = rng.uniform(-1, 1, (3, 4)).astype(np.float32)
+        told = {"own": own, "all": {name: rng.uniform(-1, 1, (3, 4)).astype(np.float32) for name in SIDES}}
+        actions = []
+        for i, obs in enumerate(({"own": own}, told)):
+            action, states[i] = policy.act(obs, states[i], deterministic=True)
+            actions.append(action.tolist())
+        values.append([state.core.chunk(2, 1) for state in states])
+        assert actions[0] == actions[1]
+    (acting, critics), (same, others) = values[-1]
+    assert torch.equal(acting, same)
+    assert not torch.allclose(critics, others)
+    result = evaluate(policy, policy.config, episodes=4, seed=0)
+    assert result is not None
+    assert result.episodes == 4

@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pronghorn.config import replace
 from pronghorn.errors import ConfigError
 from pronghorn.rules import changed_settings
-from specs import resolved
+from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
+from specs import PIXELS, resolved
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,38 @@ def test_a_broken_rule_is_named_with_field_value_and_fix(name: str, value: objec
         resolved(**{"learner.minibatches": 1, "learner.batch_unrolls": 4 if name == "max_lag" else 16, name: value})
     assert info.value.field == name
     assert str(value) in str(info.value)
+
+
+SIDES = EnvSpec(
+    {
+        "own": LeafSpec((2,), "float32", "vector"),
+        "all/cards": LeafSpec((3,), "float32", "vector"),
+        "all/action_mask": LeafSpec((2,), "int8", "mask"),
+    },
+    ActionSpec((2,)),
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "separate", "message"),
+    [
+        (("all/cards",), False, "needs model.separate_critic: a trunk .* Add --model.separate-critic"),
+        (("al/card",), True, "has no leaf 'al/card'; the nearest is 'all/cards'. There are: own, all/cards"),
+        (("own", "own/"), True, "has no leaf 'own/'; the nearest is 'own'"),
+        (("all",), True, "'all' covers the action mask 'all/action_mask', which the policy needs"),
+        (("own", "all/cards"), True, "leaves the policy nothing to see"),
+    ],
+)
+def test_what_only_the_critic_reads_exists_and_leaves_the_policy_something(
+    names: tuple[str, ...], separate: bool, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as info:
+        resolved(SIDES, **{"model.critic_only": names, "model.separate_critic": separate})
+    assert info.value.field == "model.critic_only"
+    # vectors have a critic of their own by default, pictures share one
+    assert resolved(SIDES, **{"model.critic_only": ("all/cards",)}).model.separate_critic
+    with pytest.raises(ConfigError, match=r"needs model\.separate_critic"):
+        resolved(PIXELS, **{"model.critic_only": ("obs",)})
 
 
 def test_taking_turns_needs_whole_unrolls_of_all_rows() -> None:

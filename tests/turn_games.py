@@ -155,6 +155,23 @@ class Bits(Circle):
         return np.array([self.bit, 1 - self.bit], np.float32)
 
 
+class Drawn(Circle):
+    """Games of three moves that are drawn on one canvas, as 80 times the moves so far.
+
+    'a' gets 1 for its first move and 5 for its last.
+    """
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(length=3, gifts={"1": {"a": 1.0}, "3": {"a": 5.0}})
+        self.canvas = np.zeros((16, 16, 3), np.uint8)
+        self.num_drawn = 0
+
+    def render(self) -> Any:
+        self.num_drawn += 1
+        self.canvas[:] = 80 * self.move
+        return self.canvas
+
+
 class Mortals(Circle):
     """Four agents of 30 moves; in each episode other ones end early, some on the same move: `script` says when."""
 

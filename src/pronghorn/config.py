@@ -106,6 +106,9 @@ class ModelConfig:
     """Feed the last reward, clipped to [-1, 1], to the core."""
     separate_critic: Annotated[Auto[bool], _AUTO_BOOL] = AUTO
     """Give the value its own encoder and core instead of sharing the policy's."""
+    critic_only: tuple[str, ...] = ()
+    """Observation leaves that only the value reads and the policy never sees, such as the whole state of a game; a name
+    covers the leaves below it. Needs --model.separate-critic."""
     normalize_obs: bool = True
     """Normalise observations by running mean and standard deviation: vectors per entry, images per channel."""
     normalize_returns: bool = True

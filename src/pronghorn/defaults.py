@@ -18,7 +18,7 @@ from pronghorn.envworker.deathmatch import fills_worker
 from pronghorn.envworker.loading import vector_entry_point
 from pronghorn.errors import ConfigError, UsageError
 from pronghorn.machine import available_cores, computes_bfloat16, has_gpu
-from pronghorn.rules import validate, validate_sizes
+from pronghorn.rules import validate, validate_critic_only, validate_sizes
 from pronghorn.types import EnvSpec
 
 GPU_THREADS = 4  # of learning, where a GPU does the arithmetic; acting has half
@@ -109,6 +109,7 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     batch_unrolls = round(fresh_unrolls / (1.0 - min(config.learner.replay_fraction, 0.99)))
     config = with_defaults(config, {"learner.batch_unrolls": batch_unrolls})
     validate(config)
+    validate_critic_only(config, spec)
     minibatches = _default_minibatches(config, kind, native="vector-native" in kinds)
     config = with_defaults(config, {"learner.minibatches": minibatches})
     validate_sizes(config, config.num_envs * spec.rows_per_env)

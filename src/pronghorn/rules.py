@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -10,6 +11,7 @@ from typing import Any
 from pronghorn.config import Config, walk
 from pronghorn.errors import ConfigError, UsageError
 from pronghorn.population import matchmaking, pbt
+from pronghorn.types import ACTION_MASK, EnvSpec
 
 
 def validate(config: Config) -> None:
@@ -40,6 +42,28 @@ def _check_model(config: Config) -> None:
         _positive(f"model.{name}", getattr(config.model, name))
     for width in config.model.mlp_layers:
         _positive("model.mlp_layers", width)
+
+
+def validate_critic_only(config: Config, spec: EnvSpec) -> None:
+    """What only the critic reads exists, is no mask, and leaves the policy something to see. Raises ConfigError."""
+    names, leaves = config.model.critic_only, spec.observation
+    if not names:
+        return
+    if not config.model.separate_critic:
+        rule = "needs model.separate_critic: a trunk that the value shares with the policy would show it to both"
+        raise ConfigError("model.critic_only", names, rule, "Add --model.separate-critic.")
+    masks = [name for name, leaf in leaves.items() if leaf.kind == "mask" or name == ACTION_MASK]
+    for name in names:
+        covered = spec.leaves_of([name])
+        if not covered:
+            near = difflib.get_close_matches(name, leaves, 1, 0.0)[0]
+            rule = f"the observation has no leaf '{name}'; the nearest is '{near}'"
+            raise ConfigError("model.critic_only", names, rule, f"There are: {', '.join(leaves)}.")
+        if mask := next((leaf for leaf in covered if leaf in masks), None):
+            rule = f"'{name}' covers the action mask '{mask}', which the policy needs"
+            raise ConfigError("model.critic_only", names, rule, "Name the other leaves one by one.")
+    if {*spec.leaves_of(names), *masks} == {*leaves}:
+        raise ConfigError("model.critic_only", names, "leaves the policy nothing to see", "Name fewer leaves.")
 
 
 def _check_run(config: Config) -> None:

@@ -11,7 +11,7 @@ A *row* is one agent in one environment instance: the unit that acts. The words 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -119,6 +119,10 @@ class EnvSpec:
     def is_game(self) -> bool:
         """Whether the rows of an environment are the agents of one game, whose end is told in records."""
         return bool(self.agents)
+
+    def leaves_of(self, names: Collection[str]) -> tuple[str, ...]:
+        """The observation's leaves that `names` stand for: 'a' for the leaf 'a', or 'a/b' and all others below it."""
+        return tuple(leaf for leaf in self.observation if any(f"{leaf}/".startswith(f"{name}/") for name in names))
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> EnvSpec:

@@ -353,6 +353,22 @@ def test_a_single_environment_draws_when_asked():
         env.close()
 
 
+def test_how_an_episode_ended_is_drawn_before_the_reset_of_the_same_step():
+    """Episodes of four steps, which are drawn; the second step loses a life, which is no end."""
+    env = make_env(config(f"{TOYS}:LifeLoss"), seed=1)
+    shown = []
+    try:
+        for _ in range(10):
+            ready = env.receive()
+            ending, now = env.render_ending(), env.render()
+            shown.append((None if ending is None else int(ending[0, 0, 0]), int(now[0, 0, 0])))
+            answer(env, ready)
+    finally:
+        env.close()
+    episode = [(None, 1), (None, 2), (None, 3), (4, 0)]
+    assert shown == [(None, 0), *episode, *episode, (None, 1)]
+
+
 def test_an_image_observation_stands_in_for_a_picture(tmp_path):
     (tmp_path / "camera.py").write_text(
         "import numpy as np\nfrom gymnasium import Env, spaces\n\nclass Camera(Env):\n"

@@ -31,6 +31,21 @@ def test_info_of_an_agents_last_step_comes_with_its_last_record():
     assert steps[4].stats == {0: {"hits": 10.0}, 1: {"hits": 4.0}}
 
 
+def test_how_a_game_of_agents_who_act_at_once_ended_is_drawn_before_the_reset():
+    """The toy's games last five steps."""
+    env = squad()
+    env.reset(0)
+    canvas = np.zeros((2, 2, 3), np.uint8)
+    env.env.render = lambda: np.copyto(canvas, env.env.count) or canvas
+    env.render()
+    for step in range(1, 6):
+        assert env.ending() is None
+        env.step(np.zeros((3, 1), np.int64), np.zeros((3, 0), np.float32))
+        assert (env.render() == step % 5).all()
+    assert (env.ending() == 5).all()
+    assert env.ending() is None
+
+
 def test_an_agent_that_plays_on_without_an_observation_is_an_error():
     env = squad()
     env.reset(0)

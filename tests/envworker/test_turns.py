@@ -124,6 +124,36 @@ def test_what_comes_on_the_moves_of_others_belongs_to_the_agents_own_last_action
     assert sum(step[2] for row in (0, 1) for step in lives[row][0]) == total
 
 
+def test_how_a_game_ended_is_drawn_before_the_next_one_for_those_who_look():
+    """Moves 1 to 3 belong to the first game; the step of move 3 begins the second."""
+    env = flat(games.Drawn())
+    env.reset(0)
+    for move in range(3):
+        advance(env, move % 2, 0)
+    assert (env.env.num_drawn, env.env.move, env.ending()) == (0, 0, None)  # nobody looks
+    assert (env.render() == 0).all()
+    for move in range(3):
+        assert env.ending() is None
+        advance(env, move % 2, 0)
+    assert env.games == 3
+    assert (env.render() == 0).all()  # on the canvas of the picture that was kept
+    assert (env.ending() == 3 * 80).all()
+    assert env.ending() is None
+
+
+def test_of_agents_that_end_one_by_one_the_last_ends_the_game():
+    env = flat(Circle(num_agents=3, length=6, ends={"2": {"b": "terminated"}, "4": {"c": "truncated"}}, patient=True))
+    drawn = []
+    env.env.render = lambda: drawn.append(env.env.move) or np.full((1, 1, 3), env.env.move, np.uint8)
+    step = env.reset(0)
+    env.render()
+    for move in range(1, 7):
+        (row,) = np.flatnonzero(step.event != INACTIVE)
+        step = advance(env, row, 0)
+        assert drawn == ([0, 6] if move == 6 else [0])
+    assert env.ending().tolist() == [[[6, 6, 6]]]
+
+
 def test_only_the_agent_on_turn_acts_and_sees():
     env = flat(Circle(num_agents=3, length=7))
     step = env.reset(0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import sys
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +17,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from playing import TOYS
 from pronghorn.config import Config, replace
 from pronghorn.defaults import resolve
+from pronghorn.evaluation import evaluate as evaluate_module
 from pronghorn.evaluation.evaluate import (
     bootstrap_iqm,
     evaluate,
     human_normalized,
     interquartile_mean,
+    play_frames,
     quota,
     random_actions,
+    record,
+    watch,
 )
 from pronghorn.evaluation.policy import Policy, build_model
 from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
@@ -110,6 +116,52 @@ def test_agents_that_never_appear_are_not_waited_for() -> None:
     assert result is not None
     assert result.returns == [15.0] * 6
     assert result.episode_length_mean == 5.0
+
+
+@pytest.fixture
+def drawn() -> tuple[Policy, Config]:
+    """An untrained policy of a game in turns that draws 80 times the moves so far, of three."""
+    pytest.importorskip("pettingzoo")
+    leaf = LeafSpec((3,), "float32", "vector")
+    spec = EnvSpec({"obs": leaf}, ActionSpec((3,)), rows_per_env=2, rows_wait=True, agents=("a", "b"))
+    values = {"env.workers": 1, "env.envs_per_worker": 1, "env.pin": "off", "model.mlp_layers": (8,)}
+    name = f"{Path(__file__).parents[1] / 'turn_games.py'}:Drawn"
+    config = resolve(replace(Config(env=name), values), spec)
+    return Policy(build_model(config.model, spec), config, spec), config
+
+
+GAME = [0, 80, 160, 240]  # the last one is reset within the step that reaches it
+
+
+def test_the_last_position_of_a_game_in_turns_is_shown(drawn: tuple[Policy, Config]) -> None:
+    policy, config = drawn
+    with closing(play_frames(policy, config, seed=1, deterministic=False)) as play:
+        shown = list(islice(play, 10))
+    assert [int(one.frame[0, 0, 0]) for one in shown] == [*GAME, *GAME, 0, 80]
+    # what 'a' got for a move is known on its next turn, or at the end
+    assert [one.episode_return for one in shown] == [0, 0, 1, 6, 0, 0, 1, 6, 0, 0]
+    assert [one.episodes for one in shown] == [0] * 4 + [1] * 4 + [2] * 2
+
+
+def test_the_last_position_of_a_game_in_turns_is_in_its_video(drawn: tuple[Policy, Config], tmp_path: Path) -> None:
+    imageio = pytest.importorskip("imageio.v2")
+    policy, config = drawn
+    assert record(policy, config, tmp_path / "game.mp4", seconds=9 / policy.spec.render_fps) == 9
+    with imageio.get_reader(tmp_path / "game.mp4") as video:
+        frames = [float(frame.mean()) for frame in video]
+    assert frames == pytest.approx([*GAME, *GAME, 0], abs=12)  # as far as the codec keeps them
+
+
+def test_watching_ends_after_so_many_games_each_shown_to_its_end(
+    drawn: tuple[Policy, Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, config = drawn
+    seen, draw = list[int](), evaluate_module._half_blocks
+    monkeypatch.setattr(
+        evaluate_module, "_half_blocks", lambda frame, *size: seen.append(int(frame[0, 0, 0])) or draw(frame, *size)
+    )
+    watch(policy, config, episodes=2)
+    assert seen == [*GAME, *GAME]
 
 
 def test_random_actions_are_uniform_over_what_the_mask_allows() -> None:

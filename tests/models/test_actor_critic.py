@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pronghorn.errors import SpaceError
+from pronghorn.errors import SpaceError, UsageError
 from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.models.encoders import LAST_ACTION_CONTINUOUS
 from pronghorn.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, LeafSpec
@@ -124,6 +124,102 @@ def test_a_separate_critic_leaves_the_policys_trunk_alone() -> None:
     assert all(parameter.grad is None for parameter in model.actor.parameters())
     assert model.critic is not None
     assert all(parameter.grad is not None for parameter in model.critic.parameters())
+
+
+CRITICS = {
+    "state/map": image(9, 9, 3),
+    "state/view": image(40, 36, 1),
+    "state/health": real(2),
+    "state/weapon": LeafSpec((), "int64", "discrete", n=(5,)),
+}
+SEES_MORE = EnvSpec({**RICH.observation, **CRITICS}, RICH.action)
+
+
+def sees_more(core: Any = "gru", **settings: Any) -> ActorCritic:
+    """A model with a critic that alone reads the leaves below 'state', and statistics that are not the identity."""
+    torch.manual_seed(0)
+    model = ActorCritic(
+        SEES_MORE, core=core, separate_critic=True, critic_only=["state"], last_action=True, last_reward=True,
+        policy_init_gain=1.0, **SMALL, **settings,
+    )  # fmt: skip
+    model.update_obs_norm(observations(SEES_MORE))
+    return model
+
+
+@pytest.mark.parametrize("encoder", ["auto", "mlp"])
+@pytest.mark.parametrize("core", ["none", "gru", "lstm"])
+def test_what_only_the_critic_reads_never_reaches_the_policy(core: Any, encoder: Any) -> None:
+    """Bit by bit, its memory included; and each of the leaves does reach the value."""
+    model = sees_more(core, encoder=encoder)
+    assert model.critic_only == tuple(CRITICS)
+    obs, first, start = observations(SEES_MORE), starts(), model.initial_state(B)
+    out = model(obs, start, first)
+    for name in CRITICS:
+        changed = model({**obs, name: 1 + obs[name] % 4}, start, first)
+        assert torch.equal(changed.params, out.params), name
+        assert torch.equal(*(state[:, : model.state_size // 2] for state in (changed.state, out.state))), name
+        assert not torch.allclose(changed.values, out.values, atol=1e-6), name
+    obs["state/health"].requires_grad_()
+    out = model(obs, start, first)
+    of_policy, of_value = (
+        torch.autograd.grad(y.sum(), obs["state/health"], retain_graph=True, allow_unused=True)[0]
+        for y in (out.params, out.values)
+    )
+    assert of_policy is None  # there is no path
+    assert of_value.abs().sum() > 0
+
+
+def test_a_critic_may_see_all_that_a_policy_of_pictures_does_not() -> None:
+    """The policy reads no vector, the critic no picture of its own; and the other way round."""
+    for hidden in ("screen", "health"):
+        spec = EnvSpec({name: RICH.observation[name] for name in ("screen", "health")}, ActionSpec((3,)))
+        model = ActorCritic(spec, separate_critic=True, critic_only=[hidden], **SMALL)
+        obs, first = observations(spec), starts()
+        model.update_obs_norm(obs)
+        model(obs, model.initial_state(B), first).values.sum().backward()
+        assert model.critic is not None
+        assert [len(trunk.encoder.convs) for trunk in (model.actor, model.critic)] == [int(hidden == "health"), 1]
+        assert (model.vector.output_size, model.critic_vector.output_size) == ((2, 0) if hidden == "screen" else (0, 2))
+        assert all(parameter.grad is not None for parameter in model.critic.parameters())
+
+
+def test_what_only_the_critic_reads_is_normalised_and_saved() -> None:
+    model, fresh = sees_more(), sees_more()
+    obs, first = observations(SEES_MORE), starts()
+    obs["state/health"] = 100 * obs["state/health"]
+    weights = torch.ones(T, B)
+    weights[:, 0] = 0
+    for _ in range(3):
+        model.update_obs_norm(obs, weights)
+    norm = model.critic_vector.norm
+    assert norm is not None
+    assert norm.count.item() == T * B + 3 * T * (B - 1)
+    assert model.vector.norm is not None
+    assert norm.mean.min() > 50 * model.vector.norm.mean.max()
+    state = model.initial_state(B)
+    before = fresh(obs, state, first).values
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(fresh(obs, state, first).values, model(obs, state, first).values)
+    assert not torch.equal(fresh(obs, state, first).values, before)
+
+
+def test_without_leaves_for_the_critic_alone_nothing_is_added() -> None:
+    torch.manual_seed(0)
+    plain = ActorCritic(RICH, separate_critic=True, **SMALL)
+    assert not [name for name in plain.state_dict() if name.startswith("critic_vector")]
+    assert plain.leaves == ("screen", "health", "weapon")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"critic_only": ["health"]}, "needs separate_critic = True"),
+        ({"critic_only": ["healt"], "separate_critic": True}, r"names \['healt'\]; the observation has screen, health"),
+    ],
+)
+def test_leaves_for_the_critic_alone_need_one_and_exist(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ActorCritic(RICH, **SMALL, **settings)
 
 
 # Without language: reference counts of the nets with it, less its embedding (1000 x 20), its LSTM

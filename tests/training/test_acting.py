@@ -39,6 +39,10 @@ KINDS: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
     "masked-mixed-lstm": (
         MIXED, {"core": "lstm", "core_size": 4, "conv_features": 8, "last_action": True, "last_reward": True}
     ),
+    "critic-sees-more": (
+        MIXED, {"core": "gru", "core_size": 4, "conv_features": 8, "separate_critic": True,
+                "critic_only": ("view", "level", "code")}
+    ),
 }  # fmt: skip
 ROWS, SLOTS, LENGTH = 70, 80, 3  # buckets so large that their arrays lie where others' images lie
 

@@ -460,6 +460,12 @@ class ShownEnv:
         frame: NDArray[np.uint8] | None = render(0) if render is not None else None
         return frame if frame is not None else self._image
 
+    def render_ending(self) -> NDArray[np.uint8] | None:
+        """How an episode ended since the last call, once `render` was called; None where none did, or the back end has
+        no picture of it (vector environments and native ones reset by themselves).
+        """
+        return self.pool.render(0, ending=True) if isinstance(self.pool, WorkerPool) else None
+
     def _image_observation(self, ready: Ready) -> NDArray[np.uint8] | None:
         if ready.event[0] == Event.INACTIVE:
             return self._image

@@ -325,8 +325,12 @@ class WorkerPool:
             index = self._rows_of(process.index).index(first_row)
         process.send_json(protocol.OPTION, {"name": name, "value": value, "env": index})
 
-    def render(self, row: int) -> NDArray[np.uint8] | None:
-        """The picture [H, W, 3] of the row's environment between its steps, or None if it has none."""
+    def render(self, row: int, *, ending: bool = False) -> NDArray[np.uint8] | None:
+        """The picture [H, W, 3] of the row's environment between its steps, or None if it has none.
+
+        ending: how its last episode (or game of several agents) ended, before the next one began. Once, and only where
+        pictures were asked for before.
+        """
         unit = self._unit_of_row[row]
         process = self._processes[unit.worker]
         if process is None or not process.attached:
@@ -334,7 +338,8 @@ class WorkerPool:
         self._frame = None
         process.deadline = time.monotonic() + self._step_timeout_s
         first_row = row - row % self._rows_per_env
-        process.send_json(protocol.RENDER, {"env": self._rows_of(unit.worker).index(first_row)})
+        index = self._rows_of(unit.worker).index(first_row)
+        process.send_json(protocol.RENDER, {"env": index, "ending": ending})
         while self._frame is None and self._processes[unit.worker] is process:
             self._poll(_CHECK_EVERY_S)
         return self._picture()

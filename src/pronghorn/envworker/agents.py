@@ -79,6 +79,8 @@ class AgentsEnv(RowsEnv):
         )
         self._held: Dict[int, End] = {}  # by row: ends that are not delivered yet
         self._game = Game(self.count)
+        self._is_watched = False  # pictures of endings are drawn only for those who look
+        self._ending: Any = None
         self.spec = self._spec(self._spaces.observation, self._spaces.action, rows_wait=True)
         self.spec["agents"] = [str(agent) for agent in self.agents]
 
@@ -172,8 +174,19 @@ class AgentsEnv(RowsEnv):
 
     def render(self) -> Any:
         """The picture of all agents together."""
+        self._is_watched = True
         frame = self._raw_render()
         return None if frame is None else np.asarray(frame, dtype=np.uint8)
+
+    def ending(self) -> Any:
+        """The picture of how the last game ended, once; None where none did since the first picture."""
+        frame, self._ending = self._ending, None
+        return frame
+
+    def _keep_ending(self) -> None:
+        """The game is over, and still as its last move left it."""
+        frame = self.render() if self._is_watched else None
+        self._ending = None if frame is None else frame.copy()  # the environment may draw on the same array again
 
 
 def _put(arrays: Dict[str, Any], row: int, leaves: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ A flat environment (`FlatEnv`, by duck typing) is any object with
                   episode_over is normally `terminated or truncated`; a life loss is terminated with
                   episode_over False, and no reset follows it
     render()      uint8 [H, W, 3], or None;      close()
+    ending()      optional, of several rows: the picture of how the last game ended, once; else None
     stats()       optional: numbers for the record of the episode that just ended
     set_option(name, value)         optional: changes a named setting of the running environment; one whose spec has
                   "rewards" takes such a table under that name, and, where it has "agents", also a list of one for each

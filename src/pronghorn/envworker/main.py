@@ -11,7 +11,7 @@ one shared map; one Unix stream socket carries the wake-ups. A message is an 8-b
              "groups", "seeds", "info"}                 ERROR  {"code", "message", "traceback", "env", ...}
     STEP    group, slot (no payload)                    FRAME  height, width, channels (3 x u32), pixels
     RESEED  {"seeds"}     OPTION {"name", "value",
-    RENDER  {"env"}               "env": index or null
+    RENDER  {"env", "ending"}     "env": index or null
     CLOSE                         for all}
 
 The trainer answers SPEC by sizing the map and ATTACH; the worker resets its rows and reports each group READY.
@@ -21,6 +21,8 @@ those of one READY stay untouched while the next step is under way.
 
 A row is an agent. An environment whose episode is over is reset at once, here and only here: reward, flags,
 final observation (where truncated) and the next episode's first observation are one record with event LAST.
+So RENDER, which draws what is now, cannot show the end of an episode: where pictures were asked for before, one is
+drawn ahead of the reset, and RENDER with "ending" takes it.
 """
 
 from __future__ import annotations
@@ -158,6 +160,8 @@ class SingleRow:
         self._final_views = [(name, array[row : row + 1]) for name, array in arrays.final_obs.items()]
         self._check_mask = MaskCheck(env.spec)
         self.episode_return, self.episode_steps, self.total_steps = 0.0, 0, 0
+        self._is_watched = False  # pictures of endings are drawn only for those who look
+        self._ending: Any = None
 
     def begin(self, seed: Optional[int], slot: int) -> None:
         """Start a new episode and write its first observation."""
@@ -181,6 +185,8 @@ class SingleRow:
             self._write(self._final_views, obs)
         if over:
             records.append(self._record())
+            if self._is_watched:
+                self._keep_ending()
             obs = self._reset(None)
         self._check_mask(obs, self.episode_steps)
         self._write(self._views[slot], obs)
@@ -189,6 +195,20 @@ class SingleRow:
         a.terminated[row], a.truncated[row], a.episode_over[row] = terminated, truncated, over
         for column, name in self.info:
             a.info[row, column] = info.get(name, np.nan)
+
+    def render(self) -> Any:
+        """The picture of what is now."""
+        self._is_watched = True
+        return self.env.render()
+
+    def ending(self) -> Any:
+        """The picture of how the last episode ended, once; None where none did since the first picture."""
+        frame, self._ending = self._ending, None
+        return frame
+
+    def _keep_ending(self) -> None:
+        frame = self.env.render()
+        self._ending = None if frame is None else np.array(frame)  # the environment may draw on it again
 
     def _reset(self, seed: Optional[int]) -> Dict[str, Any]:
         self.episode_return, self.episode_steps = 0.0, 0
@@ -241,6 +261,14 @@ class ManyRows:
         records.extend(self._record(i, step) for i in over)
         begins = step.episode_over | (step.event == many_rows.FIRST)
         self.episode_return[begins], self.episode_steps[begins] = 0.0, 0
+
+    def render(self) -> Any:
+        """The picture of what is now."""
+        return self.env.render()
+
+    def ending(self) -> Any:
+        """The picture of how the last game ended, once; None where the environment keeps none."""
+        return self.env.ending() if hasattr(self.env, "ending") else None
 
     def _record(self, i: int, step: Any) -> Dict[str, Any]:
         """Of the episode that ended in one of the rows; what every episode has is there by the agent's name as well."""
@@ -304,7 +332,8 @@ class Worker:
     def __init__(self, channel: Channel, memory_fd: int) -> None:
         self._channel, self._memory_fd = channel, memory_fd
         self._envs: List[Any] = []
-        self._groups: List[List[Tuple[int, Any]]] = []  # (environment's number, its SingleRow or ManyRows)
+        self._rows: List[Any] = []  # of each environment its SingleRow or ManyRows
+        self._groups: List[List[Tuple[int, Any]]] = []  # (environment's number, its rows)
         self._at_work = 0  # number of the environment at work, for error messages
         self._shared_at_work: Any = np.zeros(1, np.int32)  # the same, where the trainer sees it
         self._phase = "start"
@@ -355,8 +384,8 @@ class Worker:
         os.close(self._memory_fd)
         kinds = [ManyRows if many_rows.has_rows(env) else SingleRow for env in self._envs]
         places = zip(kinds, self._envs, config["rows"])
-        rows: List[Any] = [kind(env, row, arrays, config["info"]) for kind, env, row in places]
-        self._groups = [[(index, rows[index]) for index in group] for group in config["groups"]]
+        self._rows = [kind(env, row, arrays, config["info"]) for kind, env, row in places]
+        self._groups = [[(index, self._rows[index]) for index in group] for group in config["groups"]]
         self._shared_at_work = arrays.at_work[config["worker"] : config["worker"] + 1]
         gc.freeze()  # what lives for the whole run need not be visited by every collection
         self._begin(config["seeds"])
@@ -398,7 +427,8 @@ class Worker:
                 self._set_option(index, value["name"], value["value"])
             self._phase = "step"
         elif kind == RENDER:
-            frame = self._envs[value["env"]].render()
+            row = self._rows[value["env"]]
+            frame = row.ending() if value["ending"] else row.render()
             shape = (0, 0, 0) if frame is None else frame.shape
             pixels = b"" if frame is None else np.ascontiguousarray(frame, dtype=np.uint8).tobytes()
             self._channel.send(FRAME, payload=FRAME_SHAPE.pack(*shape) + pixels)

@@ -38,6 +38,7 @@ class ParallelEnv(AgentsEnv):
             parts = (obs, terminated, truncated, infos)
             self._read(step, row, reward, *[part.get(self.agents[row]) for part in parts])
         if self._is_over([agent for agent in chosen if terminated.get(agent) or truncated.get(agent)]):
+            self._keep_ending()
             self._game.over, self._game = True, Game(self.count)
             obs, infos = self._by_agent("reset", self._new_game(None), RESET)
         self._arrive(step, obs, infos)

@@ -52,6 +52,8 @@ class TurnsEnv(AgentsEnv):
         self._acted.add(row)
         self.env.step(self._spaces.native_action(row, discrete[row], continuous[row]))
         self._look()
+        if len(self._over) == len(self._present):  # before the empty moves, by which agents leave
+            self._keep_ending()
         self._add_rewards(in_game)
         return self._until_a_turn()
 

@@ -11,10 +11,12 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -392,24 +394,35 @@ def human_normalized(task: str, score: float) -> float | None:
 # ---------------------------------------------------------------- pictures
 
 
-def play_frames(
-    policy: Policy, config: Config, *, seed: int, max_frames: int, deterministic: bool
-) -> Iterator[tuple[NDArray[np.uint8], float]]:
-    """(rendered frame [H, W, 3] uint8, return of the first row so far), episode after episode.
+class Shown(NamedTuple):
+    """One picture of play. frame: uint8 RGB [H, W, 3].  episode_return: of the first row so far.  episodes: how many of
+    its episodes were over before."""
 
-    Raises EnvError if nothing renders.
+    frame: NDArray[np.uint8]
+    episode_return: float
+    episodes: int
+
+
+def play_frames(policy: Policy, config: Config, *, seed: int, deterministic: bool) -> Generator[Shown, None, None]:
+    """Pictures of play without end: one a step, and before it one of how an episode ended that was over in this step.
+
+    Close it, to end its environment. Raises EnvError if nothing renders.
     """
     env = make_env(config, seed=seed, render=True)
     try:
         policy.seed(seed)
-        player = PolicyAtRows(policy, env.pool, deterministic)
-        for _ in range(max_frames):
+        player, episodes = PolicyAtRows(policy, env.pool, deterministic), 0
+        while True:
             ready = env.receive()
-            player.observe(ready)
+            ended = {row: total for row, total, _ in player.observe(ready)}
+            ending = env.render_ending()
+            if ending is not None:
+                yield Shown(_as_image(ending), ended.get(0, float(player.returns[0])), episodes)
+            episodes += 0 in ended
             frame = env.render()
             if frame is None:
                 raise EnvError(f"{policy.spec.name} renders no frames: its render() gives None. Nothing was recorded.")
-            yield _as_image(frame), float(player.returns[0])
+            yield Shown(_as_image(frame), float(player.returns[0]), episodes)
             env.pool.send(*player.answer(ready))
     finally:
         env.close()
@@ -446,9 +459,9 @@ def record(
     count = 0
     try:
         writer: Any = imageio.get_writer(partial, fps=fps, macro_block_size=1, format="FFMPEG")
-        with writer:
-            for frame, _ in play_frames(policy, config, seed=seed, max_frames=max_frames, deterministic=deterministic):
-                writer.append_data(frame)
+        with writer, closing(play_frames(policy, config, seed=seed, deterministic=deterministic)) as play:
+            for shown in islice(play, max_frames):
+                writer.append_data(shown.frame)
                 count += 1
         partial.replace(out)
     finally:
@@ -463,15 +476,13 @@ def watch(policy: Policy, config: Config, *, seed: int = 0, deterministic: bool 
     from rich.text import Text
 
     console = Console()
-    with Live(console=console, refresh_per_second=20, screen=console.is_terminal) as live:
-        played, last = 0, 0.0
-        for frame, value in play_frames(policy, config, seed=seed, max_frames=10**9, deterministic=deterministic):
-            played += value == 0.0 and last != 0.0
-            if played >= episodes:
-                return
-            last = value
-            picture = _half_blocks(frame, console.width, console.height - 2)
-            live.update(Text.assemble(picture, f"\nreturn {value:.3g}   Ctrl-C ends"))
+    with (
+        Live(console=console, refresh_per_second=20, screen=console.is_terminal) as live,
+        closing(play_frames(policy, config, seed=seed, deterministic=deterministic)) as play,
+    ):
+        for shown in takewhile(lambda shown: shown.episodes < episodes, play):
+            picture = _half_blocks(shown.frame, console.width, console.height - 2)
+            live.update(Text.assemble(picture, f"\nreturn {shown.episode_return:.3g}   Ctrl-C ends"))
             time.sleep(1.0 / max(1.0, policy.spec.render_fps))
 
 

@@ -79,7 +79,7 @@ class Policy:
         """The next action and the state to pass with the next observation.
 
         obs: one observation in the environment's own form (nested dictionaries and tuples are fine), or a batch of
-            them with one more leading dimension.
+            them with one more leading dimension. Leaves that only the critic reads may be left out.
         state: None at the start of an episode.  reward: of the last action (for models that are fed it).
         deterministic: the most probable action instead of a sample.
         Raises UsageError: a leaf is missing, has a shape that fits neither one observation nor a batch, or holds a code
@@ -135,9 +135,10 @@ class Policy:
         batched: bool | None = None
         for name, leaf in self.spec.observation.items():
             if name not in found:
-                raise UsageError(
-                    f"The observation lacks '{name}'. This policy needs: {', '.join(self.spec.observation)}."
-                )
+                if name in self.model.critic_only:
+                    continue
+                needed = [name for name in self.spec.observation if name not in self.model.critic_only]
+                raise UsageError(f"The observation lacks '{name}'. This policy needs: {', '.join(needed)}.")
             value = np.asarray(found[name]).astype(leaf.dtype)
             if leaf.kind == "image" and value.shape[-2:] == leaf.shape[:2] and leaf.shape[2] == 1:
                 value = value[..., None]  # a grey image without its channel axis
@@ -151,6 +152,10 @@ class Policy:
                 _require_codes(name, leaf, value)
             batched = value.shape != leaf.shape
             leaves[name] = value if batched else value[None]
+        num_rows = len(next(iter(leaves.values())))
+        for name in self.model.critic_only:  # whose value is not asked for here
+            leaf = self.spec.observation[name]
+            leaves.setdefault(name, np.zeros((num_rows, *leaf.shape), leaf.dtype))
         return leaves, bool(batched)
 
     def _native(self, discrete: NDArray[np.int64], continuous: NDArray[np.float32], batched: bool) -> Any:
@@ -273,6 +278,7 @@ def build_model(settings: ModelConfig, spec: EnvSpec) -> ActorCritic:
         last_action=settings.last_action,
         last_reward=settings.last_reward,
         separate_critic=settings.separate_critic,
+        critic_only=settings.critic_only,
         continuous=settings.continuous,
         state_dependent_std=settings.state_dependent_std,
         initial_std=settings.initial_std,

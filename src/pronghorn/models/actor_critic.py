@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pronghorn.errors import SpaceError
+from pronghorn.errors import SpaceError, UsageError
 from pronghorn.models.cores import Core, CoreKind, make_core
 from pronghorn.models.encoders import (
     LAST_ACTION_CONTINUOUS,
@@ -78,6 +78,7 @@ class ActorCritic(nn.Module):
     normalize_returns: the critic learns returns of mean 0 and deviation 1 (PopArt).
     last_action, last_reward: fed to the core; their leaves must then be in `obs` (see `LastStepInput`).
     separate_critic: a trunk of its own for the value, so that its errors do not move the policy's features.
+    critic_only: leaves that only this trunk reads, the policy's does not; a name covers the leaves below it, too.
     continuous: how Gaussian samples meet the bounds of actions.
     state_dependent_std: the policy head gives the log-std too; else it is one free vector.
     initial_std: of the Gaussians, in units of u.  policy_init_gain: small, so that the first policy is nearly
@@ -102,6 +103,7 @@ class ActorCritic(nn.Module):
         last_action: bool = False,
         last_reward: bool = False,
         separate_critic: bool = False,
+        critic_only: Sequence[str] = (),
         continuous: ContinuousKind = "squashed",
         state_dependent_std: bool = False,
         initial_std: float = 1.0,
@@ -112,25 +114,30 @@ class ActorCritic(nn.Module):
         self.spec, self.continuous = spec, continuous
         self.mask_leaf = _find_mask(spec)
         others = _step_leaves(spec, last_action, last_reward)
-        images, vectors = split_leaves(spec.observation, encoder, (*others, ACTION_MASK))
-        self.leaves = (*images, *vectors, *others)  # what a forward pass reads
+        self.critic_only = _critic_leaves(spec, critic_only, separate_critic)
+        images, vectors = split_leaves(spec.observation, encoder, (*others, ACTION_MASK, *self.critic_only))
+        own = {name: spec.observation[name] for name in self.critic_only}
+        own_images, own_vectors = split_leaves(own, encoder, (*others, ACTION_MASK)) if own else ({}, {})
+        self.leaves = (*images, *own_images, *vectors, *own_vectors, *others)  # what a forward pass reads
         self.vector = VectorInput(vectors, normalize_obs)
+        self.critic_vector = VectorInput(own_vectors, normalize_obs)  # beside `vector`, what only the critic reads
         self.last_step = LastStepInput(spec.action, last_action, last_reward)
 
-        def make_trunk() -> Trunk:
+        def make_trunk(images: Mapping[str, LeafSpec], vector_size: int) -> Trunk:
             net = ObservationEncoder(
-                images, self.vector.output_size, conv=conv, conv_features=conv_features,
+                images, vector_size, conv=conv, conv_features=conv_features,
                 mlp_layers=mlp_layers, activation=activation, normalize=normalize_obs,
             )  # fmt: skip
             extra_size = self.last_step.output_size
             memory = make_core(core, net.output_size + extra_size, core_size, core_layers)
             return Trunk(net, extra_size, memory, MLPEncoder(memory.output_size, decoder_layers, activation))
 
-        self.actor = make_trunk()
-        self.critic = make_trunk() if separate_critic else None
+        self.actor = make_trunk(images, self.vector.output_size)
+        both = self.vector.output_size + self.critic_vector.output_size
+        self.critic = make_trunk({**images, **own_images}, both) if separate_critic else None
         features = self.actor.decoder.output_size
         self.policy_head = nn.Linear(features, num_params(spec.action, state_dependent_std))
-        self.value_head = nn.Linear(features, 1)
+        self.value_head = nn.Linear((self.critic or self.actor).decoder.output_size, 1)
         fixed_std = spec.action.num_continuous > 0 and not state_dependent_std
         self.log_std = nn.Parameter(torch.empty(spec.action.num_continuous)) if fixed_std else None
         self.return_norm = ReturnNorm() if normalize_returns else None
@@ -169,7 +176,7 @@ class ActorCritic(nn.Module):
             return self._heads(features, features, state)
         own, critics = torch.chunk(state, 2, -1) if self.state_size else (state, state)
         features, own = self.actor(flat, vector, extra, own, first)
-        value_features, critics = self.critic(flat, vector, extra, critics, first)
+        value_features, critics = self.critic(flat, self._critics(flat, vector), extra, critics, first)
         return self._heads(features, value_features, torch.cat((own, critics), -1))
 
     def distribution(self, params: Tensor, obs: Mapping[str, Tensor]) -> ActionDistribution:
@@ -194,8 +201,9 @@ class ActorCritic(nn.Module):
 
     def update_obs_norm(self, obs: Mapping[str, Tensor], weights: Tensor | None = None) -> None:
         """Take observations [T, B, ...] into the running moments; weights [T, B] count them (None: all)."""
-        flat = {name: obs[name].flatten(0, 1) for name in self.vector.real}
-        self.vector.update(flat, None if weights is None else weights.flatten())
+        for vector in (self.vector, self.critic_vector):
+            flat = {name: obs[name].flatten(0, 1) for name in vector.real}
+            vector.update(flat, None if weights is None else weights.flatten())
         for trunk in (self.actor, self.critic):
             if trunk is not None:
                 trunk.encoder.update_norm({name: obs[name].flatten(0, 1) for name in trunk.encoder.images})
@@ -206,6 +214,13 @@ class ActorCritic(nn.Module):
             if trunk is not None:
                 for parameter in (*trunk.encoder.parameters(), *trunk.core.parameters()):
                     parameter.data = parameter.data.to(dtype)
+
+    def _critics(self, flat: Mapping[str, Tensor], vector: Tensor | None) -> Tensor | None:
+        """The vector that the critic reads: the policy's, and behind it what only the critic may see."""
+        if not self.critic_vector.output_size:
+            return vector
+        own: Tensor = self.critic_vector(flat)
+        return own if vector is None else torch.cat((vector, own), 1)
 
     def _heads(self, features: Tensor, value_features: Tensor, state: Tensor) -> ModelOutput:
         with torch.autocast(features.device.type, enabled=False):
@@ -264,6 +279,15 @@ def _find_mask(spec: EnvSpec) -> str | None:
             f"each value of each discrete action, {spec.action.num_logits} here. Change the environment's mask."
         )
     return masks[0]
+
+
+def _critic_leaves(spec: EnvSpec, names: Sequence[str], separate_critic: bool) -> tuple[str, ...]:
+    """The leaves that only the critic reads. Raises UsageError if it shares its trunk, or for a name of no leaf."""
+    if names and not separate_critic:
+        raise UsageError(f"critic_only = {names} needs separate_critic = True: a shared trunk reads for both.")
+    if unknown := [name for name in names if not spec.leaves_of([name])]:
+        raise UsageError(f"critic_only names {unknown}; the observation has {', '.join(spec.observation)}.")
+    return spec.leaves_of(names)
 
 
 def _step_leaves(spec: EnvSpec, last_action: bool, last_reward: bool) -> tuple[str, ...]:
