@@ -132,7 +132,7 @@ class Counting:
         obs = {agent: self.observe(agent, int(action)) for agent, action in actions.items()}
         self.agents = [agent for agent in self.agents if not (ends[agent] or cut[agent])]
         rewards = {agent: self.count + (0.5 if agent == "b" else 0.0) for agent in actions}
-        return obs, rewards, ends, cut, dict.fromkeys(actions, {})
+        return obs, rewards, ends, cut, {agent: {} for agent in actions}
 
     def observe(self, agent: str, last: int) -> Any:
         x = np.array([self.number, self.count, last], np.float32)

@@ -207,8 +207,8 @@ def require_number(spec: EnvSpec, count: int, where: str) -> None:
     """Refuse so many saved policies where there must be one for each signature. Raises CheckpointError."""
     if count != len(spec.signatures):
         raise CheckpointError(
-            f"{where} holds {count} policies, and the agents of {spec.name} need {len(spec.signatures)}, one for each "
-            "pair of observation and action space. It was saved with other agents."
+            f"{where} has policies: {count}. The agents of {spec.name} need {len(spec.signatures)}, one for each pair "
+            "of observation and action space. It was saved with other agents."
         )
 
 
