@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from gymnasium import spaces
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pronghorn.envworker.joint_spaces import JointSpaces
+from pronghorn.envworker.many_rows import require_agents
 from pronghorn.envworker.spaces import ContractBroken
 
 
@@ -115,6 +117,16 @@ def test_equal_spaces_are_one_policys_and_bounds_make_no_difference():
     assert equal.signatures == []
     assert equal.observation["obs"] == {"shape": [2], "dtype": "float32", "kind": "vector", "low": -5.0, "high": 7.0}
     assert equal.action["tree"] == {"kind": "discrete", "at": 0, "start": 0}
+
+
+@pytest.mark.parametrize(("rows", "agents"), [(([0], [0]), "ab"), (([0],), "ab"), (([0], [1]), "")])
+def test_a_flat_environments_own_signatures_must_hold_each_row_once(rows, agents):
+    signatures = [{"rows": of_one} for of_one in rows]
+    env = SimpleNamespace(spec={"rows_per_env": 2, "agents": list(agents), "signatures": signatures}, games=0)
+    with pytest.raises(ContractBroken, match=r"spec\['signatures'\] names the rows"):
+        require_agents(env)
+    env.spec.update(agents=["a", "b"], signatures=[{"rows": [1]}, {"rows": [0]}])
+    require_agents(env)
 
 
 def test_the_error_of_unlike_spaces_names_both_ways_out():
