@@ -57,7 +57,7 @@ class Field:
 
     def step(self, actions: dict[str, Any]) -> Any:
         for agent, action in actions.items():
-            assert self.action_space(agent).contains(action), (agent, action)
+            assert agent == "arm" or self.action_space(agent).contains(action), (agent, action)
             assert not agent.startswith("hare") or action > 0, "a hare that stays"
         self.count, self.last = self.count + 1, {agent: int(action) for agent, action in actions.items()}
         rewards = {agent: float(action == right(agent, self.bits[agent])) for agent, action in self.last.items()}
@@ -79,6 +79,33 @@ class Pack(Field):
 
     def __init__(self) -> None:
         super().__init__(("wolf_0", "wolf_1"))
+
+
+class Mixed(Field):
+    """Nothing in common: 'eye' sees an image and has 2 choices, 'arm' sees 3 numbers and moves by 2 numbers in [-1, 1].
+    The arm gets 1 where both have the sign of its first number, which is 1 or -1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(("eye", "arm"))
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 255, (8, 8, 3), np.uint8) if agent == "eye" else spaces.Box(-1, 1, (3,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2) if agent == "eye" else spaces.Box(-1, 1, (2,), np.float32)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        arm = actions["arm"]
+        assert self.action_space("arm").contains(arm), arm
+        followed = (np.sign(arm) == 2 * self.bits["arm"] - 1).all()
+        return super().step({"eye": actions["eye"], "arm": self.bits["arm"] if followed else 1 - self.bits["arm"]})
+
+    def observe(self) -> Any:
+        self.bits = {agent: int(self.rng.integers(2)) for agent in self.possible_agents}
+        image = np.zeros((8, 8, 3), np.uint8)
+        image[:, 4 * self.bits["eye"] :][:, :4] = 200
+        return {"eye": image, "arm": np.array([2 * self.bits["arm"] - 1, 0, 0.5], np.float32)}
 
 
 class Talk(Bits):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -106,6 +107,19 @@ def test_evaluation_beside_training_keeps_the_best_of_all_policies(field: Path) 
 def test_a_video_shows_all_agents(field: Path, tmp_path: Path) -> None:
     assert cli.run(["record", str(field), "--out", str(tmp_path / "film.mp4"), "--seconds", "1"]) == 0
     assert (tmp_path / "film.mp4").stat().st_size > 0
+
+
+@pytest.mark.timeout(120)
+def test_agents_with_nothing_in_common_train_side_by_side(tmp_path: Path) -> None:
+    """An image and a choice, three numbers and a continuous action: no padding could join them."""
+    run(tmp_path / "run", "Mixed", steps=1_500, **{"model.conv_features": 16})
+    last = read_metrics(tmp_path / "run")[-1]
+    assert min(last["policy/0/steps"], last["policy/1/steps"]) > 500
+    eye, arm = load(tmp_path / "run", policy=0), load(tmp_path / "run", policy=1)
+    assert eye.act(np.zeros((8, 8, 3), np.uint8))[0] in (0, 1)
+    action, _ = arm.act(np.array([[1, 0, 0.5], [-1, 0, 0.5]], np.float32))
+    assert (action.shape, action.dtype) == ((2, 2), np.float32)
+    assert cli.run(["eval", str(tmp_path / "run"), "--episodes", "2", "--random"]) == 0
 
 
 @pytest.mark.timeout(120)
