@@ -66,6 +66,27 @@ def test_what_only_the_critic_reads_exists_and_leaves_the_policy_something(
     assert resolved(SIDES, **{"model.critic_only": ("all/cards",)}).model.separate_critic
     with pytest.raises(ConfigError, match=r"needs model\.separate_critic"):
         resolved(PIXELS, **{"model.critic_only": ("obs",)})
+@pytest.mark.case("MAS-13")
+@pytest.mark.parametrize(
+    ("field", "values", "rule"),
+    [
+        ("env.pad_spaces", {"env.pad_spaces": True}, "unpadded"),
+        ("population.members", {"population.members": 2}, "members of a population play the same agents"),
+        ("env.policies", {"selfplay.snapshot_weight": 0.2}, "self-play against others"),
+        ("learner.lr_schedule", {"learner.lr_schedule": "linear", "steps": 1000}, "what share of the steps"),
+        ("max_lag", {"max_lag": 1, "learner.batch_unrolls": 16}, "at least 2 with several policies"),
+        ("deterministic", {"deterministic": True}, "not possible with several policies"),
+    ],
+)
+def test_what_a_policy_for_each_kind_of_agents_cannot_be_combined_with(
+    field: str, values: dict[str, object], rule: str
+) -> None:
+    """Alone it is fine; each of these is refused before any environment is built."""
+    chosen = {"learner.minibatches": 1, "learner.batch_unrolls": 16, "env.policies": "by_spaces"}
+    resolved(**chosen)
+    with pytest.raises(ConfigError, match=rule) as info:
+        resolved(**(chosen | values))
+    assert info.value.field == field
 
 
 def test_taking_turns_needs_whole_unrolls_of_all_rows() -> None:

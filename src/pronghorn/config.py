@@ -64,7 +64,11 @@ class EnvConfig:
     """Where the channels of image observations are; needed only for ambiguous shapes."""
     pad_spaces: bool = False
     """Of agents whose spaces differ: pad shorter vector observations and mask the discrete actions that an agent lacks,
-    so that one policy plays all. Off: such environments are refused."""
+    so that one policy plays all. Off: such environments are refused, unless each kind of agents has a policy of its
+    own (--env.policies by_spaces)."""
+    policies: Literal["shared", "by_spaces"] = "shared"
+    """Of a game of several agents. shared: one policy plays all. by_spaces: a policy of its own for each distinct pair
+    of observation and action space among them, whose network sees just these."""
     team_reward: Literal["none", "sum", "mean"] = "none"
     """Give each agent the sum or the mean of what all agents in the game got at a step, instead of its own reward."""
     python: str = ""

@@ -115,13 +115,33 @@ def _check_population(config: Config) -> None:
     elif members < 1:
         raise ConfigError("population.members", members, "must be at least 1", "1 trains one policy.")
     matchmaking.check_settings(selfplay, 2, members)  # also where it is off: scripts without a weight play nowhere
-    if members == 1 and not selfplay.meets_others:
+    by_spaces = config.env.policies == "by_spaces"
+    if by_spaces:
+        _check_by_spaces(config)
+    if members == 1 and not selfplay.meets_others and not by_spaces:
         return
     rule = "must be at least 2 with several policies: each trains when it has a batch of its own"
     if config.deterministic:
         raise ConfigError("deterministic", True, rule.replace("must be at least 2", "is not possible"), "Drop it.")
     if config.max_lag is not None and config.max_lag <= 1:
         raise ConfigError("max_lag", config.max_lag, rule, "Add --max-lag 16.")
+
+
+def _check_by_spaces(config: Config) -> None:
+    """A policy for each kind of agents: what it cannot be combined with."""
+    fix = "Drop one of the two."
+    if config.env.pad_spaces:
+        rule = "cannot be combined with env.policies = by_spaces, in which each policy sees its own spaces unpadded"
+        raise ConfigError("env.pad_spaces", True, rule, fix)
+    if config.population.members > 1:
+        rule = "cannot be combined with env.policies = by_spaces: members of a population play the same agents"
+        raise ConfigError("population.members", config.population.members, rule, fix)
+    if config.selfplay.meets_others:
+        rule = "cannot be combined with self-play against others, who need the learner's own spaces"
+        raise ConfigError("env.policies", "by_spaces", rule, "Leave the selfplay weights of others at 0.")
+    if config.learner.lr_schedule == "linear":
+        rule = "has no known end with env.policies = by_spaces: nobody knows what share of the steps each policy gets"
+        raise ConfigError("learner.lr_schedule", "linear", rule, "Add --learner.lr-schedule constant.")
 
 
 def validate_sizes(config: Config, num_rows: int) -> None:
@@ -172,8 +192,9 @@ def _not_negative(name: str, value: float | None, fix: str = "0 switches it off.
 
 # Settings that a resumed run cannot change: what the weights depend on, which would not fit or would mean something
 # else, and the algorithm, whose other settings were filled in when the run began.
-_STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "model.", "algo", "learner.optimizer",
-               "population.members", "population.mutable", "population.ranges", "selfplay.line_up")  # fmt: skip
+_STRUCTURAL = ("env.id", "env.args", "env.obs_keys", "env.image_layout", "env.policies", "model.", "algo",
+               "learner.optimizer", "population.members", "population.mutable", "population.ranges",
+               "selfplay.line_up")  # fmt: skip
 
 
 def changed_settings(before: Config, after: Config) -> Iterator[tuple[str, tuple[Any, Any]]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -101,6 +101,28 @@ class ActionSpec:
 
 
 @dataclass(frozen=True)
+class Signature:
+    """The spaces of some agents of a game, where not all agents have the same. One policy plays those of one signature.
+
+    rows: of one environment, whose agents have these spaces.
+    leaves: by a leaf's name in `observation`, the leaf of `EnvSpec.observation` in which it is delivered: at its front,
+        where that is longer; a mask, at the places of the agents' own choices among those of `EnvSpec.action`.
+    Actions stand in front, too, in arrays of the size of `EnvSpec.action`.
+    """
+
+    rows: tuple[int, ...]
+    observation: Mapping[str, LeafSpec]
+    action: ActionSpec
+    leaves: Mapping[str, str]
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> Signature:
+        """Build from the JSON that a worker sends."""
+        leaves = {str(name): str(place) for name, place in raw["leaves"].items()}
+        return Signature(tuple(map(int, raw["rows"])), _leaves(raw["observation"]), _action(raw["action"]), leaves)
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """What one environment looks like to the trainer; every task of a run has the same observations and actions."""
 
@@ -114,6 +136,7 @@ class EnvSpec:
     name: str = ""
     agents: tuple[str, ...] = ()  # names of the agents of one game, by row; () of independent rows or a single one
     rewards: Mapping[str, float] = field(default_factory=dict)  # weights that `Pool.set_option("rewards", ...)` changes
+    signatures: tuple[Signature, ...] = ()  # of each policy, by its number; () where one plays all agents
 
     @property
     def is_game(self) -> bool:
@@ -124,24 +147,25 @@ class EnvSpec:
         """The observation's leaves that `names` stand for: 'a' for the leaf 'a', or 'a/b' and all others below it."""
         return tuple(leaf for leaf in self.observation if any(f"{leaf}/".startswith(f"{name}/") for name in names))
 
+    @property
+    def most_rows(self) -> int:
+        """Rows of one environment that one policy plays at most."""
+        return max((len(signature.rows) for signature in self.signatures), default=self.rows_per_env)
+
+    def of(self, number: int) -> EnvSpec:
+        """What the environment looks like to the agents of one signature, and to the policy that plays them."""
+        own = self.signatures[number]
+        agents = tuple(self.agents[row] for row in own.rows)
+        return replace(self, observation=own.observation, action=own.action, rows_per_env=len(own.rows), agents=agents,
+                       signatures=())  # fmt: skip
+
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> EnvSpec:
         """Build from the JSON that a worker sends (envworker/spaces.py writes it)."""
-        leaves = {
-            name: LeafSpec(
-                tuple(leaf["shape"]), leaf["dtype"], leaf["kind"], leaf.get("layout", ""),
-                float(leaf.get("low", "-inf")), float(leaf.get("high", "inf")), tuple(leaf.get("n", ())),
-                tuple(leaf.get("start", ())),
-            )
-            for name, leaf in raw["observation"].items()
-        }  # fmt: skip
-        action, num_rows = raw["action"], int(raw.get("rows_per_env", 1))
+        num_rows = int(raw.get("rows_per_env", 1))
         return EnvSpec(
-            leaves,
-            ActionSpec(
-                tuple(action["discrete"]), tuple(action["low"]), tuple(action["high"]),
-                json.dumps(action["tree"]) if action.get("tree") else "",
-            ),
+            _leaves(raw["observation"]),
+            _action(raw["action"]),
             num_rows,
             bool(raw.get("rows_wait", False)),
             int(raw.get("frame_skip", 1)),
@@ -150,7 +174,24 @@ class EnvSpec:
             str(raw.get("name", "")),
             tuple(map(str, raw.get("agents", ()))) if num_rows > 1 else (),  # one agent alone has no game with others
             {str(name): float(weight) for name, weight in raw.get("rewards", {}).items()},
+            tuple(map(Signature.from_json, raw.get("signatures", ()))),
         )
+
+
+def _leaves(raw: Mapping[str, Any]) -> dict[str, LeafSpec]:
+    return {
+        name: LeafSpec(
+            tuple(leaf["shape"]), leaf["dtype"], leaf["kind"], leaf.get("layout", ""),
+            float(leaf.get("low", "-inf")), float(leaf.get("high", "inf")), tuple(leaf.get("n", ())),
+            tuple(leaf.get("start", ())),
+        )
+        for name, leaf in raw.items()
+    }  # fmt: skip
+
+
+def _action(raw: Mapping[str, Any]) -> ActionSpec:
+    tree = json.dumps(raw["tree"]) if raw.get("tree") else ""
+    return ActionSpec(tuple(raw["discrete"]), tuple(raw["low"]), tuple(raw["high"]), tree)
 
 
 @dataclass
@@ -185,7 +226,16 @@ class Ready:
     game: NDArray[np.int64] | None = None  # [N]
 
 
-class Pool(Protocol):
+class PoolRows(Protocol):
+    """What is known of a pool's rows before any is received."""
+
+    spec: EnvSpec
+    num_rows: int
+    tasks: tuple[str, ...]  # names of the tasks
+    task_ids: NDArray[np.int64]  # [num_rows] index into `tasks`
+
+
+class Pool(PoolRows, Protocol):
     """The one interface to environments: worker processes, native vector environments and GPU environments.
 
     `send(rows, …)` answers rows of one `recv`, by whole units: rows that are stepped together. All of them at once,
@@ -193,10 +243,6 @@ class Pool(Protocol):
     Rows are numbered 0 … num_rows-1 and keep their number for the whole run.
     """
 
-    spec: EnvSpec
-    num_rows: int
-    tasks: tuple[str, ...]  # names of the tasks
-    task_ids: NDArray[np.int64]  # [num_rows] index into `tasks`
     unit_ids: NDArray[np.int64]  # [num_rows] rows of one unit are stepped and answered together
     restarts: int  # workers restarted so far
 

@@ -385,3 +385,11 @@ def test_what_is_wrong_in_training_is_raised(tmp_path: Path) -> None:
     with pytest.raises(PronghornError, match="threads = 1000000") as info:
         ceilings.train_for(resolved, tmp_path / "training", 0.5)
     assert info.value.exit_code == 2
+
+
+@pytest.mark.timeout(60)
+def test_several_networks_of_unlike_agents_are_refused() -> None:
+    """Their stages are not those of one network, which would be the number that is printed."""
+    config: Config = replace(Config(env=env("Field", "unlike_games.py")), {"env.policies": "by_spaces"})
+    with pytest.raises(ConfigError, match=r"env.policies.*has several networks"):
+        ceilings.bench(config, seconds=1.0)

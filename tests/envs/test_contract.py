@@ -215,6 +215,13 @@ def test_every_agent_of_a_parallel_environment_is_checked():
     assert check_env(load(f"{TOYS}:Squad"), options={"pad_spaces": True}) == ALL_RULES
 
 
+def test_agents_of_unlike_spaces_are_checked_by_actions_of_their_own():
+    """The toys raise at actions that an agent's space does not hold or its mask forbids."""
+    for name in ("Field", "Talk"):
+        target = f"{Path(TOYS).parent / 'unlike_games.py'}:{name}"
+        assert check_env(target, options={"policies": "by_spaces"}) == ALL_RULES
+
+
 @pytest.mark.filterwarnings("ignore:.*old environment creation API has been deprecated")
 @pytest.mark.parametrize("game", ["tictactoe_v3", "connect_four_v3"])
 def test_every_agent_of_a_game_in_turns_is_checked_by_legal_moves(game):

@@ -44,6 +44,25 @@ def test_tasks_whose_agents_differ_are_named():
     assert layout.merged([games[0], {**games[0], "name": "y"}]).agents == ("a", "b")
 
 
+def signature(size, tree):
+    action = {"discrete": [size], "low": [], "high": [], "tree": {"kind": tree}}
+    return {"rows": [0], "observation": {}, "action": action, "leaves": {}}
+
+
+def test_tasks_whose_agents_have_other_spaces_are_named():
+    """Where equal factors are only put together differently, it is not known how any more."""
+    one, same, other = (
+        raw(name, rows_per_env=2, agents=["a", "b"], signatures=[signature(*own)])
+        for name, own in (("x", (2, "discrete")), ("y", (2, "factors")), ("z", (3, "discrete")))
+    )
+    with pytest.raises(EnvError, match=r"differ in the spaces of single agents: x has .*, z has"):
+        layout.merged([one, other])
+    with pytest.raises(EnvError, match=r"single agents: x has .*, z has none"):
+        layout.merged([one, {**other, "signatures": []}])
+    assert layout.merged([one, same]).signatures[0].action == ActionSpec((2,))
+    assert layout.merged([one, one]).signatures[0].action.tree == '{"kind": "discrete"}'
+
+
 def test_weights_are_declared_only_where_all_tasks_begin_with_the_same():
     assert layout.merged([raw("x", rewards={"hit": 1}), raw("y", rewards={"hit": 1.0})]).rewards == {"hit": 1.0}
     assert layout.merged([raw("x", rewards={"hit": 1}), raw("y", rewards={"hit": 2})]).rewards == {}

@@ -109,6 +109,10 @@ def test_agents_and_weights_survive_the_way_there_and_back() -> None:
     spec = EnvSpec.from_json({**raw, "rows_per_env": 2, "rewards": {"frag": 1}})
     assert (spec.agents, spec.rewards) == (("a", "b"), {"frag": 1.0})
     assert EnvSpec.from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
+    own = {"rows": [1], "observation": raw["observation"], "action": raw["action"], "leaves": {"obs": "obs#1"}}
+    unlike = EnvSpec.from_json({**raw, "rows_per_env": 2, "signatures": [own, {**own, "rows": [0]}]})
+    assert [one.rows for one in unlike.signatures] == [(1,), (0,)]
+    assert EnvSpec.from_json(json.loads(json.dumps(spec_to_json(unlike)))) == unlike
     assert EnvSpec.from_json({**raw, "rows_per_env": 1, "agents": ["a"]}).agents == ()  # there is no game of one
     del raw["agents"]  # as a run of before saved it
     assert (EnvSpec.from_json(raw).agents, EnvSpec.from_json(raw).rewards) == ((), {})

@@ -80,6 +80,9 @@ def bench(
     with _signals_raise(), tempfile.TemporaryDirectory(prefix="pronghorn-bench-") as name:
         folder, tuning = Path(name), Record()
         spec = _look_at(config)
+        if spec.signatures:
+            rule = "has several networks, and the stages of a bench are those of one"
+            raise ConfigError("env.policies", config.env.policies, rule, "Bench with --env.pad-spaces, or not at all.")
         resolve(config, spec)  # refuses now what cannot be
         if out is not None:
             trials = Trials(config, spec, folder, 60.0 * (minutes or TUNING_MINUTES), say)

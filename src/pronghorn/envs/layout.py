@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pronghorn.envworker import main as protocol
 from pronghorn.errors import EnvError
-from pronghorn.types import EnvSpec
+from pronghorn.types import EnvSpec, Signature
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +106,8 @@ def merged(raw: Sequence[Mapping[str, Any]]) -> EnvSpec:
     info = tuple(dict.fromkeys(name for spec in specs for name in spec.info))
     if any(spec.action.tree != first.action.tree for spec in specs):  # equal factors, put together differently
         first = replace(first, action=replace(first.action, tree=""))
+    if any(spec.signatures != first.signatures for spec in specs):
+        first = replace(first, signatures=_without_trees(first.signatures))
     if any(spec.rewards != first.rewards for spec in specs):
         first = replace(first, rewards={})
     return replace(first, info=info, name=",".join(dict.fromkeys(spec.name for spec in specs)))
@@ -123,6 +125,7 @@ def _require_equal(a: EnvSpec, b: EnvSpec) -> None:
         ("number of frames per step", a.frame_skip, b.frame_skip),
         ("number of rows of an environment", a.rows_per_env, b.rows_per_env),
         ("names of the agents of a game", ", ".join(a.agents), ", ".join(b.agents)),
+        ("spaces of single agents", _without_trees(a.signatures), _without_trees(b.signatures)),
     ]
     for what, one, other in parts:
         if one != other:
@@ -130,3 +133,8 @@ def _require_equal(a: EnvSpec, b: EnvSpec) -> None:
                 f"the tasks differ in the {what}: {a.name} has {one or 'none'}, {b.name} has {other or 'none'}. "
                 "What plays one task of a run plays all, so their observations, actions and agents must be equal."
             )
+
+
+def _without_trees(signatures: Sequence[Signature]) -> tuple[Signature, ...]:
+    """As far as tasks must agree in them."""
+    return tuple(replace(one, action=replace(one.action, tree="")) for one in signatures)

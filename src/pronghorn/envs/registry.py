@@ -420,6 +420,11 @@ def _arguments(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
         options["vector_rows"] = config.env.vector_rows
     if config.env.pad_spaces:
         options["pad_spaces"] = True
+    if "policies" in options:
+        fix = "Leave it out, and add --env.policies by_spaces."
+        raise ConfigError("env.args", ADAPTER_PREFIX + "policies", "is no setting of the adapter alone", fix)
+    if config.env.policies != "shared":
+        options["policies"] = config.env.policies
     if config.env.team_reward != "none":
         options["team_reward"] = config.env.team_reward
     return kwargs, options

@@ -16,6 +16,7 @@ from .spaces import ContractBroken
 
 METHODS = ("observation_space", "action_space", "reset", "step")
 TEAM_REWARDS = ("none", "sum", "mean")
+POLICIES = ("shared", "by_spaces")
 OUTCOME = "outcome"  # the info entry, and the entry of an episode's record, that say who won: 1, 0 (a draw) or -1
 
 
@@ -48,8 +49,9 @@ class AgentsEnv(RowsEnv):
 
     games: resets so far, the number of the game that is being played.
 
-    pad_spaces: see JointSpaces. team_reward: 'sum' or 'mean' gives each agent that is in the game at a step the sum or
-    mean of what they all got there; 'none' leaves each its own.
+    pad_spaces, policies ('shared', or 'by_spaces'): see JointSpaces.
+    team_reward: 'sum' or 'mean' gives each agent that is in the game at a step the sum or mean of what they all got
+    there; 'none' leaves each its own.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class AgentsEnv(RowsEnv):
         obs_keys: Sequence[str] = (),
         image_layout: str = "",
         pad_spaces: bool = False,
+        policies: str = "shared",
         team_reward: str = "none",
         **options: Any,
     ) -> None:
@@ -73,16 +76,23 @@ class AgentsEnv(RowsEnv):
             )
         if team_reward not in TEAM_REWARDS:
             raise ContractBroken("team_reward = %r: it is one of %s" % (team_reward, ", ".join(TEAM_REWARDS)))
+        if policies not in POLICIES or (pad_spaces and policies != "shared"):
+            raise ContractBroken(
+                "policies = %r, pad_spaces = %r: policies is one of %s, and nothing is padded by_spaces"
+                % (policies, pad_spaces, ", ".join(POLICIES))
+            )
         self._team = team_reward
         self._spaces = JointSpaces(
-            env, self.class_name, obs_keys, image_layout, pad=pad_spaces, info_mask=self._masks_in_infos()
-        )
+            env, self.class_name, obs_keys, image_layout, pad=pad_spaces, info_mask=self._masks_in_infos(),
+            by_spaces=policies == "by_spaces",
+        )  # fmt: skip
         self._held: Dict[int, End] = {}  # by row: ends that are not delivered yet
         self._game = Game(self.count)
         self._is_watched = False  # pictures of endings are drawn only for those who look
         self._ending: Any = None
         self.spec = self._spec(self._spaces.observation, self._spaces.action, rows_wait=True)
         self.spec["agents"] = [str(agent) for agent in self.agents]
+        self.spec["signatures"] = self._spaces.signatures
 
     def _new_game(self, seed: Optional[int]) -> Any:
         """What the environment's reset returns, by which the next game begins."""

@@ -5,7 +5,9 @@ A flat environment (`FlatEnv`, by duck typing) is any object with
     spec          dict: {"observation": {leaf: {"shape", "dtype", "kind", "layout", "low", "high", "n"}},
                          "action": {"discrete": [n, ...], "low": [...], "high": [...]}, "rows_per_env": 1,
                          "frame_skip": k, "info": [names], "render_fps": f, "name": s,
-                         "agents": [names of rows that are agents of one game], "rewards": {name: weight}}
+                         "agents": [names of rows that are agents of one game], "rewards": {name: weight},
+                         "signatures": [{"rows": [i, ...], "observation", "action": those agents' own, "leaves":
+                                         {own leaf: leaf above in which it lies}}, ...], where agents' spaces differ}
     reset(seed)   seed: int or None -> {leaf: array}
     step(discrete, continuous)      discrete: int64 [D], 0-based; continuous: float32 [C] ->
                   (obs, reward, terminated, truncated, episode_over, info)
@@ -37,8 +39,8 @@ from .vector import GymnasiumVectorEnv
 FREE_PORT = "FREE_PORT"
 PORT_TRIES = 8
 GYM_OPTIONS = ("obs_keys", "image_layout", "frame_skip", "info", "reset_options", "render", "register",
-               "vector_rows", "pad_spaces", "team_reward")  # fmt: skip
-AGENTS_OPTIONS = ("pad_spaces", "team_reward")  # of environments of several agents only
+               "vector_rows", "pad_spaces", "policies", "team_reward")  # fmt: skip
+AGENTS_OPTIONS = ("pad_spaces", "policies", "team_reward")  # of environments of several agents only
 
 
 def make(

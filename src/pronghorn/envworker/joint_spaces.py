@@ -1,7 +1,10 @@
-"""One form of observations and actions for agents whose spaces may differ: equal, or padded. It steps nothing."""
+"""One form of observations and actions for agents whose spaces may differ: equal, padded, or with room for each one's
+own. It steps nothing.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -17,12 +20,16 @@ class JointSpaces:
     at the end, by 0 or the nearest value within their bounds; a discrete factor has the most choices that an agent has,
     and an action mask, which is added where there is none, forbids those that an agent lacks.
 
-    observation, action: the parts of a spec (see `building`). info_mask: masks are read from the infos.
+    by_spaces: each agent keeps its own spaces, whatever they are, and `signatures` says who has which. What is the same
+    up to padding shares a place, and what is not has one of its own, which means nothing for the other agents.
+
+    observation, action, signatures: the parts of a spec (see `building`). info_mask: masks are read from the infos.
     """
 
     def __init__(
-        self, env: Any, class_name: str, obs_keys: Sequence[str], image_layout: str, *, pad: bool, info_mask: bool
-    ) -> None:
+        self, env: Any, class_name: str, obs_keys: Sequence[str], image_layout: str, *, pad: bool, info_mask: bool,
+        by_spaces: bool = False,
+    ) -> None:  # fmt: skip
         self._class_name, self._agents, self._info_mask = class_name, list(env.possible_agents), info_mask
         self._spaces = [(env.observation_space(agent), env.action_space(agent)) for agent in self._agents]
         self._actions = [Actions(action) for _, action in self._spaces]
@@ -30,7 +37,8 @@ class JointSpaces:
             Observations(observation, own.num_choices, obs_keys, image_layout)
             for (observation, _), own in zip(self._spaces, self._actions)
         ]
-        self.observation, self.action = self._join(pad)
+        self.signatures: List[Dict[str, Any]] = []
+        self.observation, self.action = self._join_by_spaces() if by_spaces else self._join(pad)
         sizes = self.action["discrete"]
         if info_mask or self._needs_mask():
             self.observation[ACTION_MASK] = {"shape": [sum(sizes)], "dtype": "uint8", "kind": "mask"}
@@ -40,6 +48,9 @@ class JointSpaces:
             np.concatenate([np.arange(start, start + n) for start, n in zip(starts, own.discrete)] or [starts[:0]])
             for own in self._actions
         ]
+        # of factors that an agent lacks, which it chooses nothing in, a mask allows the first choice
+        self._lacking = [starts[len(own.discrete) :] for own in self._actions]
+        self._fill = [self._fillings(row) for row in range(len(self._agents))]
 
     def empty(self) -> Dict[str, Any]:
         """Leaves [k, ...] of zeros."""
@@ -48,10 +59,14 @@ class JointSpaces:
 
     def read(self, row: int, obs: Any, info: Mapping[str, Any]) -> Dict[str, Any]:
         """The leaves of what one agent observes, in the form of all."""
-        leaves = {leaf.name: self._padded(leaf, leaf.read(obs)) for leaf in self._observations[row].leaves
-                  if leaf.kind != "mask"}  # fmt: skip
+        leaves = dict(self._fill[row])
+        for leaf in self._observations[row].leaves:
+            if leaf.kind != "mask":
+                place = self._place(row, leaf.name)
+                leaves[place] = self._padded(leaf, leaf.read(obs), self.observation[place]["shape"])
         if ACTION_MASK in self.observation:
             mask = np.zeros(self.observation[ACTION_MASK]["shape"], np.uint8)
+            mask[self._lacking[row]] = 1
             mask[self._places[row]] = self._own_mask(row, obs, info)
             leaves[ACTION_MASK] = mask
         elif ACTION_MASK in info:
@@ -81,18 +96,43 @@ class JointSpaces:
             )
         return mask != 0
 
-    def _padded(self, leaf: Any, value: Any) -> Any:
-        shape = tuple(self.observation[leaf.name]["shape"])
-        if value.shape == shape:
+    def _padded(self, leaf: Any, value: Any, shape: Sequence[int]) -> Any:
+        if value.shape == tuple(shape):
             return value
-        low, high = leaf.extra.get("low", -math.inf), leaf.extra.get("high", math.inf)
         widths = [(0, full - own) for full, own in zip(shape, value.shape)]
-        return np.pad(value, widths, constant_values=min(max(0, low), high))
+        return np.pad(value, widths, constant_values=_nothing(leaf.extra))
+
+    def _place(self, row: int, name: str) -> str:
+        """The leaf of all in which a leaf of one agent lies."""
+        own = [signature["leaves"] for signature in self.signatures if row in signature["rows"]]
+        place: str = own[0][name] if own else name
+        return place
+
+    def _fillings(self, row: int) -> Dict[str, Any]:
+        """What stands in the leaves that an agent has nothing in."""
+        own = {self._place(row, leaf.name) for leaf in self._observations[row].leaves}
+        return {
+            name: np.full(leaf["shape"], _nothing(leaf), leaf["dtype"])
+            for name, leaf in self.observation.items()
+            if name not in own and leaf["kind"] != "mask"
+        }
 
     def _needs_mask(self) -> bool:
         """Whether an agent has a mask, or lacks choices that another one has."""
         has_mask = any(leaf.kind == "mask" for own in self._observations for leaf in own.leaves)
         return has_mask or any(own.discrete != self.action["discrete"] for own in self._actions)
+
+    def _join_by_spaces(self) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+        """(observation, action) with room for every agent's; `signatures` stays empty if there is only one."""
+        described = [(o.to_json(), a.to_json()) for o, a in zip(self._observations, self._actions)]
+        if self._info_mask:
+            for observation, action in described:
+                observation[ACTION_MASK] = {"shape": [sum(action["discrete"])], "dtype": "uint8", "kind": "mask"}
+        signatures = _signatures(described)
+        if len(signatures) == 1:
+            return signatures[0]["observation"], signatures[0]["action"]
+        self.signatures = signatures
+        return _room_for_leaves(signatures), _room_for_actions([s["action"] for s in signatures])
 
     def _join(self, pad: bool) -> Tuple[Dict[str, Any], Dict[str, Any]]:
         """(observation, action) that hold every agent's. Raises ContractBroken that names two that differ."""
@@ -117,10 +157,64 @@ class JointSpaces:
         fix = "Pad shorter vectors, and mask actions that an agent lacks: --env.pad-spaces."
         if padded or None in mended:
             fix = "Padding only lengthens vectors and adds choices to factors; make the rest equal in a wrapper."
+        fix += " Or give each kind of agents a policy of its own: --env.policies by_spaces."
         return ContractBroken(
             "%s: the spaces of '%s' and '%s' differ: %s. One policy plays all agents, so they must be equal. %s"
             % (self._class_name, self._agents[0], self._agents[index], ", ".join(parts), fix)
         )
+
+
+def _signatures(described: Sequence[Tuple[Dict[str, Any], Dict[str, Any]]]) -> List[Dict[str, Any]]:
+    """Agents by their spaces: {"rows", "observation", "action"} of each distinct pair, in the order of first rows.
+
+    described: (observation, action) of each agent. Those that differ in bounds of observations only are of one pair, in
+    which the widest hold, as everywhere.
+    """
+    found: List[Dict[str, Any]] = []
+    for row, (observation, action) in enumerate(described):
+        for signature in found:
+            joint = _joint_leaves(signature["observation"], observation, False)
+            if joint is not None and signature["action"] == action:
+                signature["rows"].append(row)
+                signature["observation"] = joint
+                break
+        else:
+            found.append({"rows": [row], "observation": observation, "action": action})
+    return found
+
+
+def _room_for_leaves(signatures: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
+    """The leaves that hold every signature's; each gets "leaves": {its own name: the leaf in which it lies}."""
+    observation: Dict[str, Any] = {}
+    for signature in signatures:
+        places: Dict[str, str] = {}
+        for name, leaf in signature["observation"].items():
+            if leaf["kind"] == "mask":  # made anew, for the choices of all
+                places[name] = ACTION_MASK
+                continue
+            for number in itertools.count():
+                place = "%s#%d" % (name, number) if number else name
+                joint = _joint_leaf(observation.get(place, leaf), leaf, True)
+                if joint is not None and place not in places.values():
+                    observation[place], places[name] = joint, place
+                    break
+        signature["leaves"] = places
+    return observation
+
+
+def _room_for_actions(actions: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
+    """The most factors, choices and continuous dimensions that one has; it has no `tree` (see `_joint_action`)."""
+    room: Dict[str, Any] = {}
+    for key, most in (("discrete", max), ("low", min), ("high", max)):
+        of_each_place = itertools.zip_longest(*(action[key] for action in actions))
+        room[key] = [most(value for value in values if value is not None) for values in of_each_place]
+    return room
+
+
+def _nothing(leaf: Mapping[str, Any]) -> float:
+    """0, or the nearest value within the bounds of a leaf."""
+    nearest: float = min(max(0, leaf.get("low", -math.inf)), leaf.get("high", math.inf))
+    return nearest
 
 
 def _joint_action(one: Dict[str, Any], other: Dict[str, Any], pad: bool) -> Optional[Dict[str, Any]]:

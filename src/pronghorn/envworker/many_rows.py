@@ -114,8 +114,17 @@ def has_rows(env: Any) -> bool:
 
 
 def require_agents(env: Any) -> None:
-    """An environment that names the agents of its game names each row's, and counts games. Raises ContractBroken."""
+    """An environment that names the agents of its game names each row's, and counts games. Raises ContractBroken.
+
+    If it says which of them have which spaces, it says so of all.
+    """
     agents, count = env.spec.get("agents", ()), env.spec.get("rows_per_env", 1)
+    own = sorted(row for signature in env.spec.get("signatures", ()) for row in signature["rows"])
+    if own and (own != list(range(count)) or not agents):
+        raise ContractBroken(
+            "%s: spec['signatures'] names the rows %s of %d, and spec['agents'] %d agents; give each row to one "
+            "signature only, and name each row's agent" % (type(env).__name__, own, count, len(agents))
+        )
     if not agents or not has_rows(env):
         return
     if len(agents) != count:

@@ -11,7 +11,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Generator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, takewhile
@@ -25,13 +26,14 @@ from torch import Tensor
 
 from pronghorn.config import Config, derive_seed
 from pronghorn.defaults import kind_of
+from pronghorn.envs.own_rows import Actions, OwnRows
 from pronghorn.envs.registry import make_env, make_pool
 from pronghorn.envworker.deathmatch import fills_worker
 from pronghorn.errors import EnvError, UsageError
-from pronghorn.evaluation.policy import Policy
+from pronghorn.evaluation.policy import Policies, Policy, from_weights
 from pronghorn.machine import available_cores
 from pronghorn.training.checkpoint import write_atomically
-from pronghorn.types import EnvSpec, Event, Pool, Ready
+from pronghorn.types import EnvSpec, Event, Pool, PoolRows, Ready
 
 BOOTSTRAP_RESAMPLES = 2000
 ABSENT_EPISODES = 5  # of others in its environment, after which a row that did not act in them is not waited for
@@ -66,7 +68,7 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Policy,
+    policy: Policy | Policies,
     config: Config,
     *,
     episodes: int,
@@ -100,7 +102,7 @@ class Finished:
     """An evaluation in the background that ended: the result, and the weights that were evaluated."""
 
     result: Evaluation
-    weights: Mapping[str, Tensor]
+    weights: Sequence[Mapping[str, Tensor]]  # of the policy, or of one for each signature
     version: int
     steps: int
     policy: int = 0
@@ -128,8 +130,11 @@ class BackgroundEvaluator:
         looks_solved = until is not None and training["episodes"] >= 20 and training["return_mean"] >= until
         return looks_solved or settings.every_s > 0
 
-    def start(self, weights: Mapping[str, Tensor], version: int, steps: int, policy: int = 0) -> None:
-        """Evaluate these weights, of that policy of a population; they must never be written again."""
+    def start(self, weights: Sequence[Mapping[str, Tensor]], version: int, steps: int, policy: int = 0) -> None:
+        """Evaluate these weights, of that policy of a population or of one for each signature of agents.
+
+        They must never be written again.
+        """
         self._thread = threading.Thread(
             target=self._run, args=(weights, version, steps, policy), name="evaluation", daemon=True
         )
@@ -150,10 +155,10 @@ class BackgroundEvaluator:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, weights: Mapping[str, Tensor], version: int, steps: int, policy_number: int) -> None:
+    def _run(self, weights: Sequence[Mapping[str, Tensor]], version: int, steps: int, policy_number: int) -> None:
         start, settings = time.monotonic(), self.config.eval
         try:
-            policy = Policy.from_weights(self.config, self.spec, weights)
+            policy = from_weights(self.config, self.spec, weights)
             seed = derive_seed(self.config.seed, 5, version)
             result = evaluate(policy, self.config, episodes=settings.episodes, seed=seed, stop=self._stop)
         except BaseException as error:
@@ -165,9 +170,11 @@ class BackgroundEvaluator:
         self._next_s = time.monotonic() + max(settings.every_s, spent / settings.max_share) - spent
 
 
-def random_return(config: Config, spec_policy: Policy, *, episodes: int, seed: int) -> float:
+def random_return(config: Config, like: Policy | Policies, *, episodes: int, seed: int) -> float:
     """Mean return of uniformly random actions over `episodes` episodes: what a score has to be read against."""
-    result = evaluate(_Random(spec_policy), config, episodes=episodes, seed=seed)
+    each = [_Random(one) for one in (like.policies if isinstance(like, Policies) else [like])]
+    random = Policies(each, like.spec) if isinstance(like, Policies) else each[0]
+    result = evaluate(random, config, episodes=episodes, seed=seed)
     assert result is not None
     return result.mean
 
@@ -203,13 +210,11 @@ def random_actions(
     return discrete, continuous.astype(np.float32)
 
 
-class PolicyAtRows:
-    """A policy in every row of a pool, and what has to be remembered of each: RNN state, last reward, return so far."""
+class AtRows(ABC):
+    """Who plays every row of a pool, and what has to be remembered of each: return and length so far."""
 
-    def __init__(self, policy: Policy, pool: Pool, deterministic: bool) -> None:
-        self._policy, self._action, self._deterministic = policy, pool.spec.action, deterministic
-        self._state = policy.initial_state(pool.num_rows)
-        self._last_rewards = np.zeros(pool.num_rows, np.float32)
+    def __init__(self, pool: PoolRows) -> None:
+        self._action = pool.spec.action
         self.returns, self.lengths = np.zeros(pool.num_rows), np.zeros(pool.num_rows, np.int64)
 
     def observe(self, ready: Ready) -> list[tuple[int, float, int]]:
@@ -233,8 +238,22 @@ class PolicyAtRows:
         answer = ready.event != Event.LOST
         return ready.rows[answer], discrete[answer], continuous[answer]
 
-    def act(self, ready: Ready, acts: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Discrete [N, D] and continuous [N, C] actions of the rows that `acts` marks, all in one forward pass."""
+    @abstractmethod
+    def act(self, ready: Ready, acts: NDArray[np.bool_]) -> Actions:
+        """Discrete [N, D] and continuous [N, C] actions of the rows that `acts` marks."""
+
+
+class PolicyAtRows(AtRows):
+    """One policy in every row, and what it remembers of each: RNN state and last reward."""
+
+    def __init__(self, policy: Policy, pool: PoolRows, deterministic: bool) -> None:
+        super().__init__(pool)
+        self._policy, self._deterministic = policy, deterministic
+        self._state = policy.initial_state(pool.num_rows)
+        self._last_rewards = np.zeros(pool.num_rows, np.float32)
+
+    def act(self, ready: Ready, acts: NDArray[np.bool_]) -> Actions:
+        """See `AtRows`; all in one forward pass."""
         rows, state = ready.rows[acts], self._state
         self._last_rewards[rows] = ready.reward[acts]
         index = torch.from_numpy(rows)
@@ -249,6 +268,34 @@ class PolicyAtRows:
         return discrete, continuous
 
 
+class PoliciesAtRows(AtRows):
+    """Each policy in the rows of its signature."""
+
+    def __init__(self, policies: Policies, pool: Pool, deterministic: bool) -> None:
+        super().__init__(pool)
+        self._parts: list[tuple[OwnRows, PolicyAtRows]] = []
+        for number, policy in enumerate(policies.policies):
+            own = OwnRows(pool, number)
+            self._parts.append((own, PolicyAtRows(policy, own, deterministic)))
+
+    def act(self, ready: Ready, acts: NDArray[np.bool_]) -> Actions:
+        """See `AtRows`; a forward pass for each policy that has rows."""
+        discrete = np.zeros((len(acts), self._action.num_discrete), np.int64)
+        continuous = np.zeros((len(acts), self._action.num_continuous), np.float32)
+        for own, player in self._parts:
+            where = acts & own.holds(ready.rows)
+            if where.any():
+                discrete[where], continuous[where] = own.widened(player.act(own.narrowed(ready), where))
+        return discrete[acts], continuous[acts]
+
+
+def at_rows(policy: Policy | Policies, pool: Pool, deterministic: bool) -> AtRows:
+    """These policies in the rows of a pool."""
+    if isinstance(policy, Policies):
+        return PoliciesAtRows(policy, pool, deterministic)
+    return PolicyAtRows(policy, pool, deterministic)
+
+
 def begins(ready: Ready) -> NDArray[np.bool_]:
     """Rows whose observation is the first of an episode."""
     first: NDArray[np.bool_] = (ready.event == Event.FIRST) | ready.episode_over
@@ -256,10 +303,10 @@ def begins(ready: Ready) -> NDArray[np.bool_]:
 
 
 def _play(
-    policy: Policy, pool: Pool, episodes: int, deterministic: bool, stop: threading.Event | None
+    policy: Policy | Policies, pool: Pool, episodes: int, deterministic: bool, stop: threading.Event | None
 ) -> Evaluation | None:
     shares = _Shares(pool, episodes)
-    player = PolicyAtRows(policy, pool, deterministic)
+    player = at_rows(policy, pool, deterministic)
     done: list[tuple[float, int, int]] = []
     while shares.left.any():
         if stop is not None and stop.is_set():
@@ -327,7 +374,7 @@ def quota(task_ids: NDArray[np.int64], episodes: int) -> NDArray[np.int64]:
 
 
 def _summarise(
-    done: list[tuple[float, int, int]], tasks: tuple[str, ...], policy: Policy, deterministic: bool
+    done: list[tuple[float, int, int]], tasks: tuple[str, ...], policy: Policy | Policies, deterministic: bool
 ) -> Evaluation:
     returns = np.array([d[0] for d in done])
     task_ids = np.array([d[2] for d in done])
@@ -403,7 +450,9 @@ class Shown(NamedTuple):
     episodes: int
 
 
-def play_frames(policy: Policy, config: Config, *, seed: int, deterministic: bool) -> Generator[Shown, None, None]:
+def play_frames(
+    policy: Policy | Policies, config: Config, *, seed: int, deterministic: bool
+) -> Generator[Shown, None, None]:
     """Pictures of play without end: one a step, and before it one of how an episode ended that was over in this step.
 
     Close it, to end its environment. Raises EnvError if nothing renders.
@@ -411,7 +460,7 @@ def play_frames(policy: Policy, config: Config, *, seed: int, deterministic: boo
     env = make_env(config, seed=seed, render=True)
     try:
         policy.seed(seed)
-        player, episodes = PolicyAtRows(policy, env.pool, deterministic), 0
+        player, episodes = at_rows(policy, env.pool, deterministic), 0
         while True:
             ready = env.receive()
             ended = {row: total for row, total, _ in player.observe(ready)}
@@ -440,8 +489,9 @@ def _as_image(frame: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def record(
-    policy: Policy, config: Config, out: Path, *, seconds: float = 20.0, seed: int = 0, deterministic: bool = False
-) -> int:
+    policy: Policy | Policies, config: Config, out: Path, *, seconds: float = 20.0, seed: int = 0,
+    deterministic: bool = False,
+) -> int:  # fmt: skip
     """Write an mp4 of the policy playing (no display needed). Returns the number of frames; at least 1.
 
     Raises UsageError for a length without a frame, EnvError if the environment renders nothing.
@@ -469,7 +519,9 @@ def record(
     return count
 
 
-def watch(policy: Policy, config: Config, *, seed: int = 0, deterministic: bool = False, episodes: int = 3) -> None:
+def watch(
+    policy: Policy | Policies, config: Config, *, seed: int = 0, deterministic: bool = False, episodes: int = 3
+) -> None:
     """Show the policy playing in the terminal, in colour blocks, at the environment's own speed."""
     from rich.console import Console
     from rich.live import Live

@@ -34,7 +34,7 @@ from pronghorn.envworker.loading import NotFound
 from pronghorn.envworker.loading import load as load_function
 from pronghorn.errors import UsageError
 from pronghorn.evaluation.evaluate import PolicyAtRows, begins, random_actions
-from pronghorn.evaluation.policy import Policy, load_named, split_run
+from pronghorn.evaluation.policy import Policies, Policy, load_named, split_run, who_plays
 from pronghorn.types import EnvSpec, Pool, Ready
 
 RANDOM = "random"
@@ -118,8 +118,13 @@ def load_player(text: str, *, best: bool = False, deterministic: bool = False) -
         return RandomPlayer()
     folder, part = split_run(text)
     if folder.is_dir():
-        path = folder.resolve()
-        return PolicyPlayer(f"{path.name}{part}", f"{path}{part}", load_named(text, best=best), deterministic)
+        path, policy = folder.resolve(), load_named(text, best=best)
+        if isinstance(policy, Policies):
+            raise UsageError(
+                f"{folder} has a policy for each kind of agents ({who_plays(policy.spec)}), of which none can play any "
+                "side of a game. A match takes runs in which one policy plays all (--env.pad-spaces)."
+            )
+        return PolicyPlayer(f"{path.name}{part}", f"{path}{part}", policy, deterministic)
     if match := _SCRIPT.fullmatch(text):
         return _load_script(text, match["where"], match["function"])
     raise UsageError(f"There is no run directory '{text}'. {KINDS}")

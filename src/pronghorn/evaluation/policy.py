@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronghorn.config import Config, ModelConfig
+from pronghorn.config import Config, ModelConfig, derive_seed
 from pronghorn.envworker.spaces import action_builder
 from pronghorn.errors import CheckpointError, UsageError
 from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.ops.distributions import to_env
 from pronghorn.settings_file import from_toml
 from pronghorn.training.checkpoint import Checkpoint, load_latest, load_snapshot, load_weights
-from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec, LeafSpec
+from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec, LeafSpec, Signature
 
 
 @dataclass(frozen=True)
@@ -174,24 +174,84 @@ class Policy:
         return discrete[..., 0] if batched else int(discrete[0])
 
 
+class Policies:
+    """The policies of a run whose agents have unlike spaces: each plays the agents of one signature, all in one game.
+
+    spec: of all (`EnvSpec.signatures` says who plays whom).
+    """
+
+    def __init__(self, policies: Sequence[Policy], spec: EnvSpec, *, checkpoint: str = "") -> None:
+        """policies: one for each signature, in their order."""
+        self.policies, self.spec, self.checkpoint = list(policies), spec, checkpoint
+        self.config = self.policies[0].config
+
+    def seed(self, seed: int) -> None:
+        """Seed the sampling of actions."""
+        for number, policy in enumerate(self.policies):
+            policy.seed(derive_seed(seed, number))
+
+
+def from_weights(
+    config: Config, spec: EnvSpec, weights: Sequence[Mapping[str, Tensor]], *, device: str = "cpu", checkpoint: str = ""
+) -> Policy | Policies:
+    """Who plays the whole game with these weights: of one policy, or of one for each signature.
+
+    Raises CheckpointError if they do not fit.
+    """
+    if not spec.signatures:
+        return Policy.from_weights(config, spec, weights[0], device=device, checkpoint=checkpoint)
+    require_number(spec, len(weights), checkpoint or "the snapshot")
+    policies = [
+        Policy.from_weights(config, spec.of(number), one, device=device, checkpoint=f"{checkpoint}:{number}")
+        for number, one in enumerate(weights)
+    ]
+    return Policies(policies, spec, checkpoint=checkpoint)
+
+
+def require_number(spec: EnvSpec, count: int, where: str) -> None:
+    """Refuse so many saved policies where there must be one for each signature. Raises CheckpointError."""
+    if count != len(spec.signatures):
+        raise CheckpointError(
+            f"{where} has policies: {count}. The agents of {spec.name} need {len(spec.signatures)}, one for each pair "
+            "of observation and action space. It was saved with other agents."
+        )
+
+
 def load(
     run_dir: str | Path, *, best: bool = False, device: str = "cpu", policy: int | None = None, snapshot: str = ""
 ) -> Policy:
     """The policy of a run's newest (or best evaluated) checkpoint. Reads no pickle and executes no code of the run.
 
-    policy: which of a population; None: the one that was best by its objective when the checkpoint was saved.
+    policy: which of a population; None: the one that was best by its objective when the checkpoint was saved. Of a run
+        with a policy for each kind of agents (`env.policies` by_spaces), the one for these; it must be given.
     snapshot: instead, a frozen policy of self-play by its name, as "0@1000000".
-    Raises CheckpointError: no run, no checkpoint, or one that is damaged, does not fit or holds no such policy.
+    Raises CheckpointError: no run, no checkpoint, or one that is damaged, does not fit or holds no such policy;
+        UsageError: a policy has to be named.
     """
     run_dir = Path(run_dir)
+    config, spec = _load_config(run_dir), load_spec(run_dir)
+    if spec.signatures and policy is None and not snapshot:
+        raise UsageError(f"{run_dir} has a policy for each kind of agents: {who_plays(spec)}. Say which: policy=0.")
+    saved = load_checkpoint(run_dir, best=best)
+    weights, name = _chosen(saved, policy, snapshot)
+    if spec.signatures and policy is not None:
+        require_number(spec, len(saved.policies), str(saved.path))
+        spec = spec.of(policy)
+    return Policy.from_weights(config, spec, weights, device=device, checkpoint=f"{saved.path}{name}")
+
+
+def who_plays(spec: EnvSpec) -> str:
+    """Which agents each policy of a run plays: '0 plays a, c; 1 plays b'."""
+    agents = [", ".join(spec.agents[row] for row in signature.rows) for signature in spec.signatures]
+    return "; ".join(f"{number} plays {names}" for number, names in enumerate(agents))
+
+
+def _load_config(run_dir: Path) -> Config:
     if not (run_dir / "config.toml").is_file():
         raise CheckpointError(
             f"{run_dir} is not a run directory: it has no config.toml. Give the --run-dir of a training run."
         )
-    config = from_toml(run_dir / "config.toml")
-    saved = load_checkpoint(run_dir, best=best)
-    weights, name = _chosen(saved, policy, snapshot)
-    return Policy.from_weights(config, load_spec(run_dir), weights, device=device, checkpoint=f"{saved.path}{name}")
+    return from_toml(run_dir / "config.toml")
 
 
 def split_run(text: str) -> tuple[Path, str]:
@@ -200,10 +260,21 @@ def split_run(text: str) -> tuple[Path, str]:
     return (Path(found["run"]), found["part"] or "") if found else (Path(text), "")
 
 
-def load_named(text: str, *, best: bool = False, device: str = "cpu") -> Policy:
-    """The policy that RUN, RUN:1 or RUN:0@1000000 names (see `load` and `split_run`). Raises CheckpointError."""
+def load_named(text: str, *, best: bool = False, device: str = "cpu") -> Policy | Policies:
+    """Who plays the whole game under the name RUN, RUN:1 or RUN:0@1000000 (see `load` and `split_run`).
+
+    Raises CheckpointError; UsageError for a policy that plays some of the agents only.
+    """
     run_dir, part = split_run(text)
-    which = part.removeprefix(":")
+    which, config = part.removeprefix(":"), _load_config(run_dir)
+    spec = load_spec(run_dir)
+    if spec.signatures:
+        if which:
+            why = f"{text} plays some of the agents only ({who_plays(spec)})"
+            raise UsageError(f"{why}. Name the run, in which all play together: {run_dir}.")
+        saved = load_checkpoint(run_dir, best=best)
+        weights = [policy.weights for policy in saved.policies]
+        return from_weights(config, spec, weights, device=device, checkpoint=str(saved.path))
     if "@" in which:
         return load(run_dir, best=best, device=device, snapshot=which)
     return load(run_dir, best=best, device=device, policy=int(which) if which else None)
@@ -243,14 +314,7 @@ def load_spec(run_dir: Path) -> EnvSpec:
 
 def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     """The JSON that `EnvSpec.from_json` reads."""
-    return {
-        "observation": {
-            name: {"shape": leaf.shape, "dtype": leaf.dtype, "kind": leaf.kind, "layout": leaf.layout,
-                   "low": str(leaf.low), "high": str(leaf.high), "n": leaf.n, "start": leaf.start}
-            for name, leaf in spec.observation.items()
-        },
-        "action": {"discrete": spec.action.discrete, "low": spec.action.low, "high": spec.action.high,
-                   "tree": json.loads(spec.action.tree) if spec.action.tree else None},
+    return _spaces_to_json(spec) | {
         "rows_per_env": spec.rows_per_env,
         "rows_wait": spec.rows_wait,
         "frame_skip": spec.frame_skip,
@@ -259,6 +323,21 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
         "name": spec.name,
         "agents": spec.agents,
         "rewards": dict(spec.rewards),
+        "signatures": [
+            _spaces_to_json(one) | {"rows": one.rows, "leaves": dict(one.leaves)} for one in spec.signatures
+        ],
+    }
+
+
+def _spaces_to_json(of: EnvSpec | Signature) -> dict[str, Any]:
+    return {
+        "observation": {
+            name: {"shape": leaf.shape, "dtype": leaf.dtype, "kind": leaf.kind, "layout": leaf.layout,
+                   "low": str(leaf.low), "high": str(leaf.high), "n": leaf.n, "start": leaf.start}
+            for name, leaf in of.observation.items()
+        },
+        "action": {"discrete": of.action.discrete, "low": of.action.low, "high": of.action.high,
+                   "tree": json.loads(of.action.tree) if of.action.tree else None},
     }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker, merged
 from pronghorn.training.player import Player, Publisher
 from pronghorn.training.store import Batch, Slots, make_replay, make_store, stored_leaves
-from pronghorn.types import Pool
+from pronghorn.types import PoolRows
 
 
 class Member:
@@ -32,7 +32,7 @@ class Member:
     """
 
     def __init__(
-        self, index: int, config: Config, pool: Pool, device: torch.device, *, seed: int,
+        self, index: int, config: Config, pool: PoolRows, device: torch.device, *, seed: int,
         changed: threading.Condition, kept: int = 0,
     ) -> None:  # fmt: skip
         """seed: of what may differ in a resumed run. changed: what the thread that trains this member waits at.
@@ -62,7 +62,7 @@ class Member:
         self.reports: list[dict[str, float]] = []  # of iterations that were not told yet
         self.seconds = {"gather": 0.0, "train": 0.0, "publish": 0.0}
 
-    def start_acting(self, pool: Pool) -> Player:
+    def start_acting(self, pool: PoolRows) -> Player:
         """Its player, once the weights are those to begin with. While graphs are made nobody may use the device."""
         self.newest = self._snapshot()
         self.publisher = Publisher(self.newest)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pronghorn.training.acting import Acting, Snapshot
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.store import Slots, Store
-from pronghorn.types import FIRST, INACTIVE, LAST, LAST_ACTION, LAST_REWARD, LOST, STEP, ActionSpec, Pool, Ready
+from pronghorn.types import FIRST, INACTIVE, LAST, LAST_ACTION, LAST_REWARD, LOST, STEP, ActionSpec, PoolRows, Ready
 
 NO_SLOT = -1
 ACTS = np.array([True, True, True, False, False])  # by Event: rows that get an action which is recorded
@@ -106,7 +106,7 @@ class Player(RowPlayer):
     """
 
     def __init__(
-        self, pool: Pool, store: Store, acting: Acting, publisher: Publisher, tracker: EpisodeTracker
+        self, pool: PoolRows, store: Store, acting: Acting, publisher: Publisher, tracker: EpisodeTracker
     ) -> None:
         self.store, self.acting, self.publisher, self.tracker = store, acting, publisher, tracker
         self._spec, self._task_ids = pool.spec, pool.task_ids

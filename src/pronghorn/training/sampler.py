@@ -45,14 +45,20 @@ class Sampler:
     the others go on.
     """
 
-    def __init__(self, pool: Pool, players: Sequence[RowPlayer], *, seed: int, seats: Seats | None = None) -> None:
-        """seats: who plays what; None: the first player plays all."""
+    def __init__(
+        self, pool: Pool, players: Sequence[RowPlayer], *, seed: int, seats: Seats | None = None,
+        playing: NDArray[np.int64] | None = None,
+    ) -> None:  # fmt: skip
+        """seats: who plays what from the next episode on; None: that never changes.
+
+        playing: [rows] index of the player who plays each from the start; None: the first player plays all.
+        """
         self.pool, self.players, self.seats = pool, list(players), seats
         self.seconds = {"envs": 0.0, "record": 0.0, "act": 0.0, "slots": 0.0}
         self.stop = threading.Event()
         self._reseed: int | None = None
         self._seed(seed)
-        self._player = np.zeros(pool.num_rows, np.int64)  # of each row
+        self._player = np.zeros(pool.num_rows, np.int64) if playing is None else playing.copy()  # of each row
         self._held: deque[Ready] = deque()
         self._lacks = self.players[0]  # who had too few slots the last time
 

@@ -38,7 +38,7 @@ from pronghorn.training.device import (
     torch_dtype,
     wide,
 )
-from pronghorn.types import LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, LeafSpec, Pool
+from pronghorn.types import LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, LeafSpec, PoolRows
 
 Slots = NDArray[np.int64]
 
@@ -468,7 +468,7 @@ def stored_leaves(spec: EnvSpec, model: ModelConfig) -> dict[str, LeafSpec]:
 
 
 def make_store(
-    config: Config, pool: Pool, state_size: int, device: torch.device, changed: threading.Condition | None = None
+    config: Config, pool: PoolRows, state_size: int, device: torch.device, changed: threading.Condition | None = None
 ) -> Store:
     """The store of a resolved config for the rows of a pool. state_size: S of the network that acts."""
     return Store(

@@ -23,32 +23,35 @@ from typing import Any
 import numpy as np
 import tomli_w
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 
 import pronghorn.training.checkpoint as checkpoints
 import pronghorn.training.stall as stall
 from pronghorn.config import Config, derive_seed, walk
 from pronghorn.defaults import resolve
+from pronghorn.envs.own_rows import OwnRows
 from pronghorn.envs.registry import make_pool
 from pronghorn.envs.registry import resolve as resolve_name
 from pronghorn.errors import MissingExtraError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
-from pronghorn.evaluation.policy import make_actor, spec_to_json
+from pronghorn.evaluation.policy import make_actor, require_number, spec_to_json
 from pronghorn.limits import crowded, require_store, require_threads
 from pronghorn.machine import available_memory, keep_memory_mapped, limit_threads, pick_devices
 from pronghorn.rules import changed_settings, validate
 from pronghorn.settings_file import from_toml, to_toml
-from pronghorn.training.checkpoint import Checkpoint
+from pronghorn.training.checkpoint import Checkpoint, SavedPolicy
 from pronghorn.training.guests import Guests
 from pronghorn.training.league import League
 from pronghorn.training.live import LiveView, logging_to
 from pronghorn.training.member import Member
 from pronghorn.training.metrics import MetricsWriter, limiting_stage, merged, pooled
+from pronghorn.training.own_player import OwnPlayer
 from pronghorn.training.player import RowPlayer
 from pronghorn.training.sampler import Sampler
 from pronghorn.training.signals import READER_GONE, StopSignals
 from pronghorn.training.store import step_fields, stored_leaves
-from pronghorn.types import Pool
+from pronghorn.types import Pool, PoolRows
 
 POLL_S = 0.1
 
@@ -129,13 +132,17 @@ class _Run:
         pool, spec = self.pool, self.pool.spec
         torch.use_deterministic_algorithms(config.deterministic)
         limit_threads(config.threads)
-        devices = pick_devices(config.device, config.population.members)
+        self._views: list[PoolRows] = [pool] * config.population.members  # the rows that each member may play
+        self._own = [OwnRows(pool, number) for number in range(len(spec.signatures))]
+        if self._own:
+            self._views = list(self._own)
+        devices = pick_devices(config.device, len(self._views))
         self._require_memory(config, devices)
         self._waits = {device: threading.Condition() for device in devices}  # what each learner's thread waits at
         self.members = [
-            Member(i, config, pool, device, seed=seed, changed=self._waits[device],
+            Member(i, config, view, device, seed=seed, changed=self._waits[device],
                    kept=config.population.objective_episodes if len(devices) > 1 else 0)
-            for i, device in enumerate(devices)
+            for i, (view, device) in enumerate(zip(self._views, devices, strict=True))
         ]  # fmt: skip
         self.previous_s = 0.0
         self.evaluated = Evaluated()
@@ -146,10 +153,13 @@ class _Run:
             self._notes.append(note)
         if self.latest:
             self._restore(self.latest)
-        players: list[RowPlayer] = [member.start_acting(pool) for member in self.members]
+        players: list[RowPlayer] = [m.start_acting(view) for m, view in zip(self.members, self._views, strict=True)]
         self._notes += [m.acting.fallback for m in self.members if m.acting.fallback][:1]
-        self.league = self._make_league(config, seed, players)
-        self.sampler = Sampler(pool, players, seed=seed, seats=self.league.seats if self.league else None)
+        self.league = None if self._own else self._make_league(config, seed, players)
+        if self._own:
+            players = [OwnPlayer(own, player) for own, player in zip(self._own, players, strict=True)]
+        seats = self.league.seats if self.league else None
+        self.sampler = Sampler(pool, players, seed=seed, seats=seats, playing=self._who_plays())
         self._speed = 0.0
         self._wait_s = 0.0  # of learners, for a batch
         self._lock = threading.Lock()  # of what learners' threads leave for the main one
@@ -162,12 +172,19 @@ class _Run:
 
     def _require_memory(self, config: Config, devices: Sequence[torch.device]) -> None:
         """Refuse stores that do not fit where they are to be."""
-        spec = self.pool.spec
-        numbers = sum(f.num_bytes for f in step_fields(spec.action).values())
-        bytes_per_step = sum(leaf.num_bytes for leaf in stored_leaves(spec, config.model).values()) + numbers
-        for device in set(devices):
+        for view, device in dict.fromkeys(zip(self._views, devices, strict=True)):
+            numbers = sum(f.num_bytes for f in step_fields(view.spec.action).values())
+            leaves = stored_leaves(view.spec, config.model).values()
             free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
-            require_store(config, bytes_per_step, self.pool.num_rows, free // devices.count(device))
+            bytes_per_step = sum(leaf.num_bytes for leaf in leaves) + numbers
+            require_store(config, bytes_per_step, view.num_rows, free // devices.count(device))
+
+    def _who_plays(self) -> NDArray[np.int64]:
+        """[rows] index of the player of each row when the run begins: of its signature, or the first."""
+        playing = np.zeros(self.pool.num_rows, np.int64)
+        for number, own in enumerate(self._own):
+            playing[own.rows] = number
+        return playing
 
     def _make_league(self, config: Config, seed: int, players: list[RowPlayer]) -> League | None:
         """Who plays whom, where there is more than one policy playing for itself."""
@@ -351,11 +368,14 @@ class _Run:
             self._act_on(done)
         if self.evaluator.due(self._episodes()):
             leader = self.members[self.league.leader if self.league else 0]
-            self.evaluator.start(leader.newest.tensors, leader.newest.version, self.steps, leader.index)
+            playing = self.members if self._own else [leader]  # each signature's, or the one that plays all
+            newest = [member.newest for member in playing]
+            version = sum(snapshot.version for snapshot in newest)
+            self.evaluator.start([snapshot.tensors for snapshot in newest], version, self.steps, leader.index)
 
     def _act_on(self, done: Finished) -> None:
         result, until = done.result, self.config.eval.until_return
-        who = f" of policy {done.policy}" if len(self.members) > 1 else ""
+        who = f" of policy {done.policy}" if len(self.members) > 1 and not self._own else ""
         text = "evaluation%s at %s steps: mean return %.4g ± %.2g over %d episodes"
         _LOG.info(text, who, f"{done.steps:,}", result.mean, result.stderr, result.episodes)
         result.write(self.run_dir / "eval" / f"{done.steps:012d}.json", checkpoint=f"at {done.steps} steps")
@@ -365,7 +385,8 @@ class _Run:
             self.evaluated.best = result.mean
             state = {"steps": done.steps, "eval_mean": result.mean, "version": done.version, "policy": done.policy}
             nothing: dict[str, Any] = {"state": {}, "param_groups": []}
-            checkpoints.save(self.run_dir / "best", done.steps, dict(done.weights), nothing, state, keep=1)
+            first, *others = [SavedPolicy(dict(weights), nothing, state) for weights in done.weights]
+            checkpoints.save(self.run_dir / "best", done.steps, *first, keep=1, others=others)
         if until is not None and result.mean >= until:
             self._end("return")
 
@@ -412,6 +433,8 @@ class _Run:
     def _restore(self, saved: Checkpoint) -> None:
         changed = dict(changed_settings(from_toml(self.run_dir / "config.toml"), self.config))
         self._notes += [f"changed: {name} {old} -> {new}" for name, (old, new) in changed.items()]
+        if self._own:
+            require_number(self.pool.spec, len(saved.policies), str(saved.path))
         for member, policy in zip(self.members, saved.policies, strict=True):
             member.restore(policy, str(saved.path), changed)
         state = saved.state
@@ -461,9 +484,10 @@ class _Run:
             **self._episodes(),
             **merged([report for of_member in reports for report in of_member]),
         }
-        if self.league:
+        if self.league or len(self.members) > 1:
             for member, of_member in zip(self.members, reports, strict=True):
                 metrics |= {f"policy/{member.index}/{k}": v for k, v in member.report(of_member).items()}
+        if self.league:
             self.league.write_ratings(last=last)
             metrics |= self.league.report()
         if self.evaluated.last is not None:
@@ -531,10 +555,14 @@ class _Run:
             self.run_dir,
         )
         _LOG.info("environments: %d rows, %d frames a step. %s", rows, self.pool.spec.frame_skip, describe)
-        seen = ", ".join(f"{name} ({leaf})" for name, leaf in self.pool.spec.observation.items())
-        _LOG.info("observation: %s. action: %s", seen, self.pool.spec.action)
+        for member in self.members if self._own else self.members[:1]:  # of a population, once for all
+            spec = self._views[member.index].spec
+            if self._own:
+                _LOG.info("policy %d plays %s", member.index, ", ".join(spec.agents))
+            seen = ", ".join(f"{name} ({leaf})" for name, leaf in spec.observation.items())
+            _LOG.info("observation: %s. action: %s", seen, spec.action)
+            _LOG.info("model: %s parameters, arithmetic in %s", f"{member.model.num_parameters:,}", c.precision)
         first = self.members[0]
-        _LOG.info("model: %s parameters, arithmetic in %s", f"{first.model.num_parameters:,}", c.precision)
         if first.device.type == "cuda":
             _LOG.info("acting: %s", first.acting.describe())
         if self.league:
