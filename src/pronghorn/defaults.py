@@ -99,7 +99,7 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
         rule = "must be at least 2 here: rows of this environment may wait (agents in turns, next-step auto-reset)"
         raise ConfigError("max_lag", config.max_lag, rule, "Add --max-lag 16, or use a same-step auto-reset.")
     # Members of a population share the rows, and so do the policies of agents with unlike spaces.
-    num_rows = max(1, num_rows // max(config.population.num_slots, len(spec.signatures)))
+    num_rows = max(1, num_rows // max(1, config.population.num_slots, len(spec.signatures)))
     # Taking turns needs whole unrolls of all rows in each batch. Several passes over a batch want a large one; a single
     # optimiser step wants a small one, so that there are many.
     if config.max_lag <= 1 or (kind == "vector" and config.learner.epochs > 1) or "vector-native" in kinds:
