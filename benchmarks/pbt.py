@@ -38,8 +38,8 @@ ROWS = ("--env.workers", "1", "--env.envs-per-worker", "128", "--learner.unroll-
         "--learner.batch-unrolls", "64", "--learner.minibatches", "4", "--log.every-s", "2")  # fmt: skip
 POPULATION = (
     "--population.members", "4", "--population.burn-in-frames", "12000", "--population.period-frames", "12000",
-    "--population.mutable", "lr", "exploration_coef", "--population.ranges", "exploration_coef", "1e-4..10", "--population.perturb", "1.5", "3.0",
-    "--population.mutation-rate", "0.7",
+    "--population.mutable", "lr", "exploration_coef", "--population.ranges", "exploration_coef", "1e-4..10",
+    "--population.perturb", "1.5", "3.0", "--population.mutation-rate", "0.7",
 )  # fmt: skip
 ARMS: dict[str, tuple[str, ...]] = {
     "pbt": POPULATION,
@@ -92,7 +92,7 @@ def report(folder: Path, seeds: int) -> None:
     """Picture and table of all runs."""
     grid = np.linspace(0.02, 1.0, 50) * STEPS
     figure, axis = plt.subplots(figsize=(6, 3.8), layout="tight")
-    print("| arm | evaluated return of the best policy, each seed | exploration coefficients at the end |\n|---|---|---|")
+    print("| arm | evaluated return of the best policy, each seed | exploration at the end |\n|---|---|---|")
     for arm in ARMS:
         runs = [folder / f"{arm}-{seed}" for seed in range(1, seeds + 1)]
         curves = np.array([np.interp(grid, *curve(run)) for run in runs])
