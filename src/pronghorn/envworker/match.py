@@ -80,6 +80,11 @@ def _is_free(port: int) -> bool:
         return True
 
 
+# ViZDoom's own start of an engine (its name, its shared memory, its process) is not made for several threads: at the
+# very same time they have crashed the process. Each then waits for the others for much longer than this.
+START_APART_S = 0.1
+
+
 class _Call(threading.Thread):
     """One call of an engine in a thread of its own; `error` is what it raised."""
 
@@ -144,7 +149,7 @@ class Match:
         for game in games:
             game.set_seed(seed)  # engines that draw different numbers would fall out of step
         try:
-            self._together([game.init for game in games])
+            self._together([game.init for game in games], apart_s=START_APART_S)
         except MatchBroken as error:
             _abandoned.extend(games)
             raise MatchBroken(
@@ -176,10 +181,16 @@ class Match:
         if self._port is not None:
             self._port.close()
 
-    def _together(self, calls: Sequence[Callable[[], Any]]) -> None:
-        """Make blocking calls of different engines at once. Raises MatchBroken at the first that fails, or in time."""
+    def _together(self, calls: Sequence[Callable[[], Any]], apart_s: float = 0.0) -> None:
+        """Make blocking calls of different engines at once. Raises MatchBroken at the first that fails, or in time.
+
+        apart_s: between the beginnings of two calls.
+        """
         until = time.monotonic() + self._timeout_s
-        running = [_Call(call) for call in calls]
+        running: List[_Call] = []
+        for call in calls:
+            time.sleep(apart_s if running else 0.0)
+            running.append(_Call(call))
         while any(call.is_alive() for call in running) and time.monotonic() < until:
             if any(call.error for call in running):
                 break
