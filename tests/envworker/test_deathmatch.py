@@ -245,7 +245,7 @@ def test_players_are_named_and_matches_counted():
             return leaves, np.zeros(2), self.count % 2 == 0
 
         def results(self):
-            return [{}, {}]
+            return [{"outcome": 1.0}, {"outcome": -1.0}]
 
     env = deathmatch.MatchEnv(Stub())
     assert env.games == 0
