@@ -188,9 +188,9 @@ class Match:
         """
         until = time.monotonic() + self._timeout_s
         running: List[_Call] = []
-        for call in calls:
+        for function in calls:
             time.sleep(apart_s if running else 0.0)
-            running.append(_Call(call))
+            running.append(_Call(function))
         while any(call.is_alive() for call in running) and time.monotonic() < until:
             if any(call.error for call in running):
                 break
