@@ -37,7 +37,8 @@ ARMS = {"pool": ("0.5", "0.5"), "self": ("1.0", "1e-9")}
 PAST_SELVES = 4  # beside the last policy
 LEARNING = (
     "--learner.unroll-length", "16", "--learner.epochs", "2", "--learner.minibatches", "8", "--learner.lr", "0.0005",
-    "--learner.gamma", "0.99", "--learner.lambda", "0.95", "--learner.exploration-coef", "0.02",
+    "--learner.lr-schedule", "linear", "--learner.gamma", "0.99", "--learner.lambda", "0.95",
+    "--learner.exploration-coef", "0.02",
     "--selfplay.line-up", "2", "--selfplay.seat-matches", "64",
 )  # fmt: skip
 
@@ -60,7 +61,7 @@ class Task:
 
 
 TASKS = (
-    Task("connect four", "pettingzoo:classic.connect_four_v3", 700_000, "95 % won", ("pool", "self"),
+    Task("connect four", "pettingzoo:classic.connect_four_v3", 1_200_000, "95 % won", ("pool", "self"),
          ("--learner.batch-unrolls", "256", "--env.envs-per-worker", "128", "--env.image-layout", "hwc",
           "--model.conv-features", "128")),
     Task("tic-tac-toe", "pettingzoo:classic.tictactoe_v3", 400_000, "99 % not lost", ("pool",),
