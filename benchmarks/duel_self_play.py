@@ -1,6 +1,6 @@
 """Sample Factory's question of the duel (Petrenko et al. 2020, §4.3): who wins, self-play or training against the bot?
 
-    python benchmarks/duel_self_play.py --out runs/duel --frames 4000000 --lanes 2
+    python benchmarks/duel_self_play.py --out runs/duel --frames 6000000 --lanes 2
 
 trains one agent by self-play in doom:duel and one against the scripted bot in doom:duel_bots, on one map, with one
 network and equal frames (goes on where it was stopped). Then 100 matches of one against the other, 100 of each against
@@ -33,9 +33,10 @@ from pronghorn.training.checkpoint import list_checkpoints, snapshot_names
 SECONDS = 60  # of a match
 COMMON = ("--env.args", "timeout_tics", str(35 * SECONDS), "--model.core-size", "256", "--model.conv-features", "256")
 ARMS = {
-    "self_play": ("doom:duel", "--selfplay.self-weight", "0.7", "--selfplay.snapshot-weight", "0.3"),
-    "bots": ("doom:duel_bots",),
-}
+    "self_play": ("doom:duel", "--env.workers", "8", "--selfplay.self-weight", "0.7",
+                  "--selfplay.snapshot-weight", "0.3"),
+    "bots": ("doom:duel_bots", "--env.workers", "16"),
+}  # fmt: skip  # as many agents at a time in both
 PAST_SELVES = 3
 ENVS = 4
 

@@ -210,6 +210,23 @@ def test_report_is_one_page_and_a_picture(trained: Path, tmp_path: Path) -> None
     assert curve.read_bytes().startswith(b"\x89PNG")
 
 
+def test_tables_of_flags_are_added_to_those_of_a_file_or_of_the_run_that_goes_on(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    table = '[env]\nid = "doom:duel"\nargs = {timeout_tics = "2100", bots = "0"}\n'
+    table += '[population]\nranges = {lr = "1..2"}\n'
+    for file, argv in (
+        (tmp_path / "settings.toml", ["--config", str(tmp_path / "settings.toml")]),
+        (run_dir / "config.toml", ["--resume", "--run-dir", str(run_dir)]),
+    ):
+        file.write_text(table)
+        same = parse_train(["doom:duel", "--env.args", "timeout_tics", "2100", *argv])[1]
+        assert same.env.args == {"timeout_tics": "2100", "bots": "0"}
+        more = parse_train(["doom:duel", "--env.args", "bots", "1", "width", "64", *argv])[1]
+        assert more.env.args == {"timeout_tics": "2100", "bots": "1", "width": "64"}
+        assert more.population.ranges == {"lr": "1..2"}
+
+
 def test_resume_with_another_environment_is_refused(trained: Path) -> None:
     for env in ("gym:Acrobot-v1", "doom:basic"):
         with pytest.raises(ConfigError, match=f"env.id = '?{env}'?: cannot change when a run is resumed"):

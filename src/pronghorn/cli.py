@@ -5,6 +5,7 @@ torch is imported only by the commands that need it, and only after the argument
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Optional
 import tyro
 
 from pronghorn import __version__
-from pronghorn.config import Config, EnvConfig, replace
+from pronghorn.config import Config, EnvConfig, replace, walk
 from pronghorn.defaults import apply_preset, presets
 from pronghorn.errors import ConfigError, PronghornError, UsageError
 from pronghorn.flags import spelled
@@ -269,9 +270,13 @@ def _parse_with_settings(cls: Any, argv: list[str], command: str) -> Any:
     if file := _option(argv, "--config"):
         base = from_toml(Path(file), base)
         base = replace(base, {"env.id": name}) if name else base
-    return tyro.cli(
-        cls, prog=f"pronghorn {command} ENV", args=argv[1:] if name else argv, default=cls(settings=base)
-    )
+    # The parser splits a table that is not empty into a flag for each key that it has, and takes no others: it gets
+    # empty ones, and what it read is added to those of the base.
+    tables = {name: table for name, table in walk(base) if isinstance(table, dict) and table}
+    default = cls(settings=replace(base, {name: {} for name in tables}))
+    args = tyro.cli(cls, prog=f"pronghorn {command} ENV", args=argv[1:] if name else argv, default=default)
+    read = dict(walk(args.settings))
+    return dataclasses.replace(args, settings=replace(args.settings, {k: {**v, **read[k]} for k, v in tables.items()}))
 
 
 def _saved_config(argv: list[str], base: Config) -> Config | None:

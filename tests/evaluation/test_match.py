@@ -299,7 +299,7 @@ def test_fewer_than_two_players_or_games_and_one_player_twice_are_refused() -> N
 
 
 def test_environments_that_are_no_game_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"has one agent, .* returns are compared with: pronghorn eval"):
+    with pytest.raises(UsageError, match=r"has one agent, .* name one with --env ENV.*: pronghorn eval"):
         play_matches([rock, paper], Config(env=EnvConfig(id="gym:CartPole-v1")), games=1, seed=1)
     with pytest.raises(UsageError, match="are environments of their own, not the agents of one game"):
         play_matches([rock, paper], Config(env=EnvConfig(id=f"{TOYS}:vector_cart_poles")), games=1, seed=1)
@@ -332,7 +332,6 @@ SPEC = EnvSpec(SEEN, ActionSpec((3,)), rows_per_env=2, rows_wait=True)
         (changed(SPEC, action=ActionSpec((4,))), r"the action \(discrete\) that it was trained with is \(4,\)"),
         (changed(SPEC, observation={"obs": LeafSpec((3,), "float32", "vector")}), "the observation 'obs' .*vector 3"),
         (changed(SPEC, observation={"obs": LeafSpec((2,), "float32", "vector")}), r"is LeafSpec\(.* low=-inf"),
-        (changed(SPEC, rows_per_env=3), "the number of agents that it was trained with is 3"),
         (changed(SPEC, rows_per_env=1), "has one agent"),
     ],
 )
@@ -341,6 +340,13 @@ def test_runs_that_differ_from_each_other_or_from_the_environment_are_refused(ot
         play_matches([policy_player("a", SPEC), policy_player("b", other)], game(), games=1, seed=1)
     with pytest.raises(UsageError, match=says):
         play_matches([policy_player("b", other), rock], game(), games=1, seed=1)
+
+
+def test_who_learned_alone_or_among_more_agents_plays_where_it_sees_and_does_the_same() -> None:
+    alone = policy_player("alone", changed(SPEC, rows_per_env=1), id="toys:alone")
+    many = policy_player("many", changed(SPEC, rows_per_env=4), id="toys:many")
+    ratings = play_matches([alone, many], game(), games=6, seed=1)
+    assert ratings.pairs()[0].games == 6
 
 
 def test_the_environment_is_that_of_the_runs_or_the_one_that_is_named() -> None:

@@ -48,7 +48,7 @@ def play_matches(
     say: is told of each pair before it plays.
     Raises UsageError for players that cannot meet, and EnvError for games that declare no result.
     """
-    _require_players(players, games)
+    _require_players(players, config, games)
     names, ratings = unique_names(players), Ratings()
     for name in names:
         ratings.add(name)
@@ -114,7 +114,7 @@ def _results(pair: Pair) -> str:
 # ---------------------------------------------------------------- what can be refused before a game
 
 
-def _require_players(players: Sequence[Player], games: int) -> None:
+def _require_players(players: Sequence[Player], config: Config, games: int) -> None:
     if games < 1:
         raise UsageError(f"--games {games}: must be at least 1.")
     if len(players) < 2:
@@ -127,7 +127,8 @@ def _require_players(players: Sequence[Player], games: int) -> None:
             )
     runs = [player for player in players if isinstance(player, PolicyPlayer)]
     for run in runs:
-        _require_agents(run.policy.spec)
+        if run.policy.config.env.id == config.env.id:
+            _require_agents(run.policy.spec)
         _require_equal(run, runs[0].policy.spec, runs[0].source)
 
 
@@ -148,11 +149,13 @@ def _require_agents(spec: EnvSpec) -> None:
     if spec.rows_per_env < 2:
         raise UsageError(
             f"{spec.name} has one agent, so nobody can play against another in it. A match needs an environment of two "
-            "or more agents (docs/agents.md); returns are compared with: pronghorn eval."
+            "or more agents (docs/agents.md): name one with --env ENV, in which agents see and do the same as in "
+            "training. Returns are compared with: pronghorn eval."
         )
 
 
 def _require_equal(player: PolicyPlayer, spec: EnvSpec, whose: str) -> None:
+    """What it sees and does decides; it may have learned alone, or with more agents, as against scripted bots."""
     own = player.policy.spec
     parts: list[tuple[str, Any, Any]] = [
         (f"observation '{name}'", own.observation.get(name), spec.observation.get(name))
@@ -160,7 +163,6 @@ def _require_equal(player: PolicyPlayer, spec: EnvSpec, whose: str) -> None:
     ]
     parts += [(f"action ({name})", getattr(own.action, name), getattr(spec.action, name))
               for name in ("discrete", "low", "high")]  # fmt: skip
-    parts += [("number of agents", own.rows_per_env, spec.rows_per_env)]
     for what, one, other in parts:
         if one != other:
             shown = (one or "none", other or "none") if str(one) != str(other) else (repr(one), repr(other))
