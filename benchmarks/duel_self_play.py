@@ -4,23 +4,20 @@
 
 trains one agent by self-play in doom:duel and one against the scripted bot in doom:duel_bots, on one map, with one
 network and equal frames (goes on where it was stopped). Then 100 matches of one against the other, 100 of each against
-the bot, and 100 of each against earlier selves of the first. Prints wins / draws / losses as the paper does (there
+the bot, and 102 of each against three earlier selves of the first. Prints wins / draws / losses as the paper does (there
 78 / 19 / 3 for self-play), and keeps them in docs/results/data/duel.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+import runs
 from collect_results import RESULTS
 from pronghorn.config import Config
 from pronghorn.envs.registry import make_pool
@@ -38,21 +35,13 @@ ARMS = {
     "bots": ("doom:duel_bots", "--env.workers", "16"),
 }  # fmt: skip  # as many agents at a time in both
 PAST_SELVES = 3
-ENVS = 4
+ENVS = 8
 
 
 def train(arm: str, frames: int, folder: Path) -> None:
     """One run, unless it was made before."""
-    run, log = folder / arm, folder / f"{arm}.log"
-    if log.exists() and log.read_text().startswith("reached"):
-        return
-    env, *flags = ARMS[arm]
     every = ("--selfplay.add-every-steps", str(frames // 40)) if arm == "self_play" else ()
-    limits = ("--frames", str(frames), "--resume", "--run-dir", str(run), "--log.live", "off")
-    argv = [sys.executable, "-m", "pronghorn", "train", env, *flags, *every, *COMMON, *limits]
-    with log.open("w") as output:
-        code = subprocess.run(argv, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
-    print(f"{arm}: exit code {code}: {log.read_text().splitlines()[-4:][:1]}", flush=True)
+    runs.train(folder / arm, *ARMS[arm], *every, *COMMON, "--frames", str(frames), go_on=True)
 
 
 def against_bot(policy: Policy, matches: int, seed: int = 3) -> dict[str, int]:
@@ -93,16 +82,16 @@ def past_selves(run: Path) -> list[str]:
 
 def compare(folder: Path, frames: int, games: int) -> None:
     """All matches; the table."""
-    runs = {arm: str(folder / arm) for arm in ARMS}
-    duel = match_config([load_player(runs["self_play"])])
-    rows = {"self-play against bot-trained": head_to_head(runs["self_play"], runs["bots"], duel, games)}
-    for arm, run in runs.items():
+    folders = {arm: str(folder / arm) for arm in ARMS}
+    duel = match_config([load_player(folders["self_play"])])
+    rows = {"self-play against bot-trained": head_to_head(folders["self_play"], folders["bots"], duel, games)}
+    for arm, run in folders.items():
         rows[f"{arm} against the bot"] = against_bot(load(run), games)
     for name in past_selves(folder / "self_play"):
-        for arm, run in runs.items():
-            rows[f"{arm} against self-play at {int(name.split('@')[1]):,} steps"] = head_to_head(
-                run, f"{runs['self_play']}:{name}", duel, games
-            )
+        for arm, run in folders.items():
+            label = f"{arm} against self-play at {int(name.split('@')[1]):,} steps"
+            past = f"{folders['self_play']}:{name}"
+            rows[label] = head_to_head(run, past, duel, -(-games // PAST_SELVES))
     print("| | wins | draws | losses |\n|---|---|---|---|")
     for label, result in rows.items():
         print(f"| {label} | {result['wins']} | {result['draws']} | {result['losses']} |")
@@ -110,15 +99,11 @@ def compare(folder: Path, frames: int, games: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run directories go")
+    parser = runs.arguments(__doc__)
     parser.add_argument("--frames", type=int, required=True, help="frames of each agent")
-    parser.add_argument("--lanes", type=int, default=1, help="trainings at a time (1)")
     parser.add_argument("--games", type=int, default=100, help="matches of each pair (100)")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(arguments.lanes) as lanes:
-        list(lanes.map(lambda arm: train(arm, arguments.frames, arguments.out), ARMS))
+    runs.in_lanes(lambda arm: train(arm, arguments.frames, arguments.out), ARMS, arguments.lanes)
     compare(arguments.out, arguments.frames, arguments.games)
 
 

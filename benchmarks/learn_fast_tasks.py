@@ -9,15 +9,12 @@ where it was stopped. Pictures and tables are made by collect_results.py. It mea
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+import runs
 
 LEARNABLE = Path(__file__).parents[1] / "tests" / "learnable_envs.py"
 SEEDS = (1, 2, 3)
@@ -33,13 +30,12 @@ class Run:
     minutes: int
     flags: tuple[str, ...]
 
-    def command(self, folder: Path) -> list[str]:
-        """What a user would type."""
-        return [
-            sys.executable, "-m", "pronghorn", "train", self.env, *self.flags, "--eval.until-return", f"{self.goal:g}",
-            "--eval.episodes", "100", "--minutes", str(self.minutes), "--run-dir", str(folder / self.name),
-            "--log.live", "off",
-        ]  # fmt: skip
+    def arguments(self) -> tuple[str, ...]:
+        """Of `pronghorn train`."""
+        return (
+            self.env, *self.flags, "--eval.until-return", f"{self.goal:g}", "--eval.episodes", "100",
+            "--minutes", str(self.minutes),
+        )  # fmt: skip
 
 
 def all_runs() -> Iterator[Run]:
@@ -62,28 +58,18 @@ def all_runs() -> Iterator[Run]:
 
 def make(run: Run, folder: Path) -> str:
     """Train if that was not done; what came out, in a line."""
-    log = folder / f"{run.name}.log"
-    if not log.exists() or not log.read_text().startswith("reached"):
-        shutil.rmtree(folder / run.name, ignore_errors=True)
-        with log.open("w") as output:
-            subprocess.run(run.command(folder), stdout=output, stderr=subprocess.STDOUT, check=False)
+    said = runs.train(folder / run.name, *run.arguments())
     evaluations = sorted((folder / run.name / "eval").glob("*.json"))
     means = [json.loads(path.read_text())["mean"] for path in evaluations]
-    said = log.read_text().partition("\n")[0]
     return f"{run.name}: {said} | evaluations: {', '.join(f'{mean:.4g}' for mean in means) or 'none'}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run directories go")
-    parser.add_argument("--lanes", type=int, default=1, help="trainings at a time (1)")
+    parser = runs.arguments(__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="runs whose name holds it")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    runs = [run for run in all_runs() if args.only in run.name]
-    with ThreadPoolExecutor(args.lanes) as lanes:
-        for line in lanes.map(lambda run: make(run, args.out), runs):
-            print(line, flush=True)
+    chosen = [run for run in all_runs() if args.only in run.name]
+    runs.in_lanes(lambda run: print(make(run, args.out), flush=True), chosen, args.lanes)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,8 @@ It measures no speed: lanes share the cores.
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +29,7 @@ from numpy.typing import NDArray
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+import runs
 from collect_results import RESULTS, thinned
 from pronghorn.training.metrics import read_metrics
 
@@ -77,18 +74,11 @@ def run_plainly() -> None:
 
 def train(task: Task, arm: str, seed: int, folder: Path) -> None:
     """One run in a process of its own, unless it was made before."""
-    run, log = folder / f"{task.name}-{arm}-{seed}", folder / f"{task.name}-{arm}-{seed}.log"
-    if log.exists() and log.read_text().startswith("reached"):
-        return
-    shutil.rmtree(run, ignore_errors=True)
-    precision = "bfloat16" if arm == "bfloat16" else "float32"
-    argv = [
-        sys.executable, __file__, "--train", arm, "train", task.env, *task.flags, "--steps", str(task.steps),
-        "--seed", str(seed), "--precision", precision, "--run-dir", str(run), "--log.live", "off", "--log.every-s", "1",
-    ]  # fmt: skip
-    with log.open("w") as output:
-        code = subprocess.run(argv, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
-    print(f"{run.name}: exit code {code}: {log.read_text().splitlines()[:1]}", flush=True)
+    runs.train(
+        folder / f"{task.name}-{arm}-{seed}", task.env, *task.flags, "--steps", str(task.steps), "--seed", str(seed),
+        "--precision", "bfloat16" if arm == "bfloat16" else "float32", "--log.every-s", "1",
+        program=(sys.executable, __file__, "--train", arm),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- what came out
@@ -112,27 +102,19 @@ def report(folder: Path) -> None:
         grid = np.linspace(0.05, 1.0, 60) * task.steps
         for arm in task.arms:
             curves = np.array([np.interp(grid, *curve(folder, task, arm, seed)) for seed in range(1, task.seeds + 1)])
-            axis.plot(grid / 1000, curves.mean(0), label=arm)
-            axis.fill_between(grid / 1000, curves.min(0), curves.max(0), alpha=0.15)
+            runs.draw_arm(axis, grid / 1000, curves, arm)
             last = curves[:, grid >= (1.0 - LAST_SHARE) * task.steps].mean(1)
             error = last.std(ddof=1) / len(last) ** 0.5
             each = ", ".join(f"{x:.3f}" for x in last)
             print(f"| {task.name} | {arm} | {each} | {last.mean():.3f} ± {error:.3f} |")
-        axis.set(title=f"{task.name}, {task.seeds} seeds", xlabel="thousand steps", ylabel="mean training return")
-        axis.grid(alpha=0.3)
-        axis.legend()
+        runs.finish(axis, f"{task.name}, {task.seeds} seeds", "thousand steps", "mean training return")
     figure.savefig(RESULTS / "parity.png", dpi=80)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run directories go")
-    parser.add_argument("--lanes", type=int, default=1, help="trainings at a time (1)")
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    runs = [(task, arm, s) for task in TASKS for s in range(1, task.seeds + 1) for arm in task.arms]
-    with ThreadPoolExecutor(arguments.lanes) as lanes:
-        list(lanes.map(lambda run: train(*run, arguments.out), runs))
+    arguments = runs.arguments(__doc__).parse_args()
+    each = [(task, arm, s) for task in TASKS for s in range(1, task.seeds + 1) for arm in task.arms]
+    runs.in_lanes(lambda run: train(*run, arguments.out), each, arguments.lanes)
     report(arguments.out)
 
 

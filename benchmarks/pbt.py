@@ -13,12 +13,8 @@ docs/results/pbt.png, keeps the curves in docs/results/data, and prints the tabl
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
 import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +25,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
+import runs
 from collect_results import RESULTS
 from pronghorn.training.metrics import read_lines, read_metrics
 
@@ -50,17 +47,10 @@ ARMS: dict[str, tuple[str, ...]] = {
 
 def train(arm: str, seed: int, folder: Path) -> None:
     """One run, unless it was made before, and its evaluation."""
-    run, log = folder / f"{arm}-{seed}", folder / f"{arm}-{seed}.log"
-    if not (log.exists() and log.read_text().startswith("reached")):
-        shutil.rmtree(run, ignore_errors=True)
-        argv = ["train", "gym:CartPole-v1", *BAD, *ROWS, *ARMS[arm], "--steps", str(STEPS), "--seed", str(seed),
-                "--run-dir", str(run), "--log.live", "off"]  # fmt: skip
-        with log.open("w") as output:
-            command = [sys.executable, "-m", "pronghorn", *argv]
-            code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
-        print(f"{run.name}: exit code {code}: {log.read_text().splitlines()[:1]}", flush=True)
+    run = folder / f"{arm}-{seed}"
+    runs.train(run, "gym:CartPole-v1", *BAD, *ROWS, *ARMS[arm], "--steps", str(STEPS), "--seed", str(seed))
     if not list(run.glob("eval/*.json")):
-        command = [sys.executable, "-m", "pronghorn", "eval", str(run), "--episodes", "100"]
+        command = [*runs.PRONGHORN, "eval", str(run), "--episodes", "100"]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
 
@@ -94,32 +84,25 @@ def report(folder: Path, seeds: int) -> None:
     figure, axis = plt.subplots(figsize=(6, 3.8), layout="tight")
     print("| arm | evaluated return of the best policy, each seed | exploration at the end |\n|---|---|---|")
     for arm in ARMS:
-        runs = [folder / f"{arm}-{seed}" for seed in range(1, seeds + 1)]
-        curves = np.array([np.interp(grid, *curve(run)) for run in runs])
+        folders = [folder / f"{arm}-{seed}" for seed in range(1, seeds + 1)]
+        curves = np.array([np.interp(grid, *curve(run)) for run in folders])
         kept = {"steps": grid.round().tolist(), "returns": curves.round(2).tolist()}
         (RESULTS / "data" / f"pbt-{arm}.json").write_text(json.dumps(kept) + "\n")
-        axis.plot(grid / 1e6, curves.mean(0), label=arm)
-        axis.fill_between(grid / 1e6, curves.min(0), curves.max(0), alpha=0.15)
-        scores = ", ".join(f"{mean:.0f} ± {error:.0f}" for mean, error in map(evaluated, runs))
-        rates = "5" if arm != "pbt" else "; ".join(map(schedule, runs))
+        runs.draw_arm(axis, grid / 1e6, curves, arm)
+        scores = ", ".join(f"{mean:.0f} ± {error:.0f}" for mean, error in map(evaluated, folders))
+        rates = "5" if arm != "pbt" else "; ".join(map(schedule, folders))
         print(f"| {arm} | {scores} | {rates} |")
-    axis.set(xlabel="million steps of all policies together", ylabel="mean training return of the best policy",
-             title=f"CartPole-v1 from bad settings, {seeds} seeds")  # fmt: skip
-    axis.grid(alpha=0.3)
-    axis.legend()
+    runs.finish(axis, f"CartPole-v1 from bad settings, {seeds} seeds", "million steps of all policies together",
+                "mean training return of the best policy")  # fmt: skip
     figure.savefig(RESULTS / "pbt.png", dpi=80)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run directories go")
-    parser.add_argument("--lanes", type=int, default=1, help="trainings at a time (1)")
+    parser = runs.arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm (3)")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    runs = [(arm, seed) for seed in range(1, arguments.seeds + 1) for arm in ARMS]
-    with ThreadPoolExecutor(arguments.lanes) as lanes:
-        list(lanes.map(lambda run: train(*run, arguments.out), runs))
+    each = [(arm, seed) for seed in range(1, arguments.seeds + 1) for arm in ARMS]
+    runs.in_lanes(lambda run: train(*run, arguments.out), each, arguments.lanes)
     report(arguments.out, arguments.seeds)
 
 

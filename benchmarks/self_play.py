@@ -12,13 +12,8 @@ and prints the table. Arms:
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +23,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+import runs
 from collect_results import RESULTS
 from pronghorn.evaluation.match import match_config, play_matches
 from pronghorn.evaluation.players import load_player
@@ -71,20 +67,12 @@ TASKS = (
 
 def train(task: Task, arm: str, seed: int, folder: Path) -> None:
     """One run, unless it was made before."""
-    run = run_of(task, arm, seed, folder)
-    log = run.with_suffix(".log")
-    if log.exists() and log.read_text().startswith("reached"):
-        return
-    shutil.rmtree(run, ignore_errors=True)
     itself, past = ARMS[arm]
-    argv = [
-        sys.executable, "-m", "pronghorn", "train", task.env, *LEARNING, *task.flags, "--steps", str(task.steps),
-        "--seed", str(seed), "--run-dir", str(run), "--log.live", "off", "--selfplay.self-weight", itself,
-        "--selfplay.snapshot-weight", past, "--selfplay.add-every-steps", str(task.every),
-    ]  # fmt: skip
-    with log.open("w") as output:
-        code = subprocess.run(argv, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
-    print(f"{run.name}: exit code {code}: {log.read_text().splitlines()[:1]}", flush=True)
+    runs.train(
+        run_of(task, arm, seed, folder), task.env, *LEARNING, *task.flags, "--steps", str(task.steps),
+        "--seed", str(seed), "--selfplay.self-weight", itself, "--selfplay.snapshot-weight", past,
+        "--selfplay.add-every-steps", str(task.every),
+    )  # fmt: skip
 
 
 def run_of(task: Task, arm: str, seed: int, folder: Path) -> Path:
@@ -159,23 +147,17 @@ def report(folder: Path, seeds: int, games: int) -> None:
                 error = math.hypot(result["stderr"][0], result["stderr"][-1])
                 print(f"| {task.name} | {arm} | {seed} | {shares} | {gains[-1]:.0f} ± {error:.0f} "
                       f"| {min(result['later_scores']):.2f} |")  # fmt: skip
-        axis.set(title=f"{task.name}, {seeds} seeds", xlabel="thousand steps", ylabel="Elo above the first policy")
-        axis.grid(alpha=0.3)
-        axis.legend()
+        runs.finish(axis, f"{task.name}, {seeds} seeds", "thousand steps", "Elo above the first policy")
     figure.savefig(RESULTS / "self_play.png", dpi=80)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run directories go")
-    parser.add_argument("--lanes", type=int, default=1, help="trainings at a time (1)")
+    parser = runs.arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm (3)")
     parser.add_argument("--games", type=int, default=60, help="games of each pair of past selves (60)")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    runs = [(task, arm, s) for task in TASKS for s in range(1, arguments.seeds + 1) for arm in task.arms]
-    with ThreadPoolExecutor(arguments.lanes) as lanes:
-        list(lanes.map(lambda run: train(*run, arguments.out), runs))
+    each = [(task, arm, s) for task in TASKS for s in range(1, arguments.seeds + 1) for arm in task.arms]
+    runs.in_lanes(lambda run: train(*run, arguments.out), each, arguments.lanes)
     report(arguments.out, arguments.seeds, arguments.games)
 
 
