@@ -4,8 +4,8 @@
 
 trains one agent by self-play in doom:duel and one against the scripted bot in doom:duel_bots, on one map, with one
 network and equal frames (goes on where it was stopped). Then 100 matches of one against the other, 100 of each against
-the bot, and 102 of each against three earlier selves of the first. Prints wins / draws / losses as the paper does (there
-78 / 19 / 3 for self-play), and keeps them in docs/results/data/duel.json.
+the bot, and 102 of each against three earlier selves of the first. Prints wins / draws / losses as the paper does
+(there 78 / 19 / 3 for self-play), and keeps them in docs/results/data/duel.json.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import runs
 from collect_results import RESULTS
 from pronghorn.config import Config
 from pronghorn.envs.registry import make_pool
-from pronghorn.evaluation.evaluate import PolicyAtRows
+from pronghorn.evaluation.at_rows import PolicyAtRows
 from pronghorn.evaluation.match import match_config, play_matches
 from pronghorn.evaluation.players import load_player
 from pronghorn.evaluation.policy import Policy, load

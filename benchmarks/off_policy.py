@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from pronghorn.config import Config, replace
 from pronghorn.defaults import resolve
-from pronghorn.evaluation.evaluate import bootstrap_iqm, interquartile_mean
 from pronghorn.evaluation.policy import build_model
+from pronghorn.evaluation.scores import bootstrap_iqm, interquartile_mean
 from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.training.learner import Learner
 from pronghorn.training.store import Batch, Replay

@@ -363,7 +363,7 @@ def _match(argv: list[str]) -> int:
 def _record(argv: list[str]) -> int:
     args = _parse(RecordArgs, argv, "record")
     policy, _ = _load(args.run, best=args.best)
-    from pronghorn.evaluation.evaluate import record
+    from pronghorn.evaluation.video import record
 
     count = record(
         policy, policy.config, args.out, seconds=args.seconds, seed=args.seed, deterministic=args.deterministic
@@ -375,7 +375,7 @@ def _record(argv: list[str]) -> int:
 def _watch(argv: list[str]) -> int:
     args = _parse(WatchArgs, argv, "watch")
     policy, _ = _load(args.run, best=args.best)
-    from pronghorn.evaluation.evaluate import watch
+    from pronghorn.evaluation.video import watch
 
     watch(policy, policy.config, seed=args.seed, deterministic=args.deterministic, episodes=args.episodes)
     return 0

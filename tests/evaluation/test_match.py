@@ -22,7 +22,7 @@ from pronghorn.cli import run
 from pronghorn.config import Config, EnvConfig, replace
 from pronghorn.defaults import resolve
 from pronghorn.errors import EnvError, UsageError
-from pronghorn.evaluation.evaluate import PolicyAtRows
+from pronghorn.evaluation.at_rows import PolicyAtRows
 from pronghorn.evaluation.match import _make_pool, _Series, match_config, play_matches
 from pronghorn.evaluation.players import PolicyPlayer, RandomPlayer, ScriptPlayer, load_player, unique_names
 from pronghorn.evaluation.policy import Policy, build_model

@@ -26,7 +26,7 @@ from torch import Tensor
 from pronghorn.config import Config, replace
 from pronghorn.envs.registry import make_pool
 from pronghorn.errors import EnvError, PronghornError
-from pronghorn.evaluation.evaluate import random_actions
+from pronghorn.evaluation.at_rows import random_actions
 from pronghorn.evaluation.policy import build_model, load_spec, make_actor
 from pronghorn.machine import keep_memory_mapped, limit_threads, pick_device
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput

@@ -33,7 +33,7 @@ from pronghorn.config import derive_seed
 from pronghorn.envworker.loading import NotFound
 from pronghorn.envworker.loading import load as load_function
 from pronghorn.errors import UsageError
-from pronghorn.evaluation.evaluate import PolicyAtRows, begins, random_actions
+from pronghorn.evaluation.at_rows import PolicyAtRows, begins, random_actions
 from pronghorn.evaluation.policy import Policies, Policy, load_named, split_run, who_plays
 from pronghorn.types import EnvSpec, Pool, Ready
 
