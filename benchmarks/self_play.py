@@ -32,9 +32,9 @@ from pronghorn.training.checkpoint import list_checkpoints, snapshot_names
 ARMS = {"pool": ("0.5", "0.5"), "self": ("1.0", "1e-9")}
 PAST_SELVES = 4  # beside the last policy
 LEARNING = (
-    "--learner.unroll-length", "16", "--learner.epochs", "2", "--learner.minibatches", "8", "--learner.lr", "0.0005",
+    "--learner.unroll-length", "16", "--learner.epochs", "4", "--learner.minibatches", "8", "--learner.lr", "0.0005",
     "--learner.lr-schedule", "linear", "--learner.gamma", "0.99", "--learner.lambda", "0.95",
-    "--learner.exploration-coef", "0.02",
+    "--learner.exploration-coef", "0.01",
     "--selfplay.line-up", "2", "--selfplay.seat-matches", "64",
 )  # fmt: skip
 
@@ -57,7 +57,7 @@ class Task:
 
 
 TASKS = (
-    Task("connect four", "pettingzoo:classic.connect_four_v3", 1_200_000, "95 % won", ("pool", "self"),
+    Task("connect four", "pettingzoo:classic.connect_four_v3", 1_000_000, "95 % won", ("pool", "self"),
          ("--learner.batch-unrolls", "256", "--env.envs-per-worker", "128", "--env.image-layout", "hwc",
           "--model.conv-features", "128")),
     Task("tic-tac-toe", "pettingzoo:classic.tictactoe_v3", 400_000, "99 % not lost", ("pool",),
@@ -90,7 +90,7 @@ def play(run: Path, games: int) -> dict[str, Any]:
         return result
     last, random = load_player(str(run)), load_player("random")
     config = match_config([last])
-    pair = play_matches([last, random], config, games=4 * games, seed=1).pairs()[0]
+    pair = play_matches([last, random], config, games=16 * games, seed=1).pairs()[0]
     names = past_selves(run)
     selves = [load_player(f"{run}:{name}") for name in names]
     ratings = play_matches([*selves, last], config, games=games, seed=2)
