@@ -25,6 +25,7 @@ import matplotlib.pyplot as plt
 
 import runs
 from collect_results import RESULTS
+from pronghorn.config import Config
 from pronghorn.evaluation.match import match_config, play_matches
 from pronghorn.evaluation.players import load_player
 from pronghorn.training.checkpoint import list_checkpoints, snapshot_names
@@ -88,15 +89,15 @@ def play(run: Path, games: int) -> dict[str, Any]:
     if kept.exists():
         result: dict[str, Any] = json.loads(kept.read_text())
         return result
-    last, random = load_player(str(run)), load_player("random")
+    last = load_player(str(run))
     config = match_config([last])
-    pair = play_matches([last, random], config, games=16 * games, seed=1).pairs()[0]
     names = past_selves(run)
     selves = [load_player(f"{run}:{name}") for name in names]
     ratings = play_matches([*selves, last], config, games=games, seed=2)
     fitted, final = ratings.fit(), ratings.players[-1]
     result = {
-        "random": {"wins": pair.wins, "draws": pair.draws, "losses": pair.losses},
+        "random": against_random(run, config, 16 * games, deterministic=False),
+        "random_deterministic": against_random(run, config, 16 * games, deterministic=True),
         "steps": [int(name.split("@")[1]) for name in names] + [steps_of(run)],
         "elo": [fitted[player].elo for player in ratings.players],
         "stderr": [fitted[player].stderr for player in ratings.players],
@@ -105,6 +106,13 @@ def play(run: Path, games: int) -> dict[str, Any]:
     }
     kept.write_text(json.dumps(result))
     return result
+
+
+def against_random(run: Path, config: Config, games: int, *, deterministic: bool) -> dict[str, int]:
+    """Games against uniformly random moves, half of them on each side. deterministic: by most probable actions."""
+    player = load_player(str(run), deterministic=deterministic)
+    pair = play_matches([player, load_player("random")], config, games=games, seed=1).pairs()[0]
+    return {"wins": pair.wins, "draws": pair.draws, "losses": pair.losses}
 
 
 def past_selves(run: Path) -> list[str]:
@@ -131,8 +139,9 @@ def later_scores(ratings: Any) -> list[float]:
 def report(folder: Path, seeds: int, games: int) -> None:
     """Picture and table of all runs."""
     figure, axes = plt.subplots(1, len(TASKS), figsize=(5 * len(TASKS), 3.6), layout="tight")
-    heads = ("game", "arm", "seed", "against random: won / drawn / lost", "Elo above the first", "worst later score")
-    print(f"| {' | '.join(heads)} |\n|---|---|---|---|---|---|")
+    heads = ("game", "arm", "seed", "against random: won / drawn / lost", "by most probable moves",
+             "Elo above the first", "worst later score")  # fmt: skip
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for axis, task in zip(axes, TASKS, strict=True):
         for color, arm in zip(("C0", "C1"), task.arms, strict=False):
             for seed in range(1, seeds + 1):
@@ -142,13 +151,17 @@ def report(folder: Path, seeds: int, games: int) -> None:
                 gains = [elo - result["elo"][0] for elo in result["elo"]]
                 axis.plot([s / 1000 for s in result["steps"]], gains, color=color, marker=".", alpha=0.8,
                           label=arm if seed == 1 else None)  # fmt: skip
-                vs, total = result["random"], sum(result["random"].values())
-                shares = " / ".join(f"{100 * vs[k] / total:.1f} %" for k in ("wins", "draws", "losses"))
+                versus = f"{shares(result['random'])} | {shares(result['random_deterministic'])}"
                 error = math.hypot(result["stderr"][0], result["stderr"][-1])
-                print(f"| {task.name} | {arm} | {seed} | {shares} | {gains[-1]:.0f} ± {error:.0f} "
+                print(f"| {task.name} | {arm} | {seed} | {versus} | {gains[-1]:.0f} ± {error:.0f} "
                       f"| {min(result['later_scores']):.2f} |")  # fmt: skip
         runs.finish(axis, f"{task.name}, {seeds} seeds", "thousand steps", "Elo above the first policy")
     figure.savefig(RESULTS / "self_play.png", dpi=80)
+
+
+def shares(counts: dict[str, int]) -> str:
+    """Wins / draws / losses in percent."""
+    return " / ".join(f"{100 * counts[k] / sum(counts.values()):.1f} %" for k in ("wins", "draws", "losses"))
 
 
 def main() -> None:
