@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import pronghorn.training.parts as parts
 import pronghorn.training.trainer as trainer
 from pronghorn.bench.ceilings import bench, steady_part, summary
 from pronghorn.bench.stages import ConstantPolicy, MadeUpPool
@@ -223,7 +224,7 @@ def synthetic(check: Check) -> Record:
     def make_pool(*_args: Any, **_options: Any) -> MadeUpPool:
         return FreePool(SYNTHETIC, rows)
 
-    real, trainer.make_pool = trainer.make_pool, make_pool
+    real, parts.make_pool = parts.make_pool, make_pool
     try:
         with tempfile.TemporaryDirectory(prefix="pronghorn-gpu-") as name:
             folder, ended = Path(name) / "run", threading.Event()
@@ -237,7 +238,7 @@ def synthetic(check: Check) -> Record:
             lines = read_metrics(folder)
             said = [line for line in (folder / "log.txt").read_text().splitlines() if "WARNING" in line]
     finally:
-        trainer.make_pool = real
+        parts.make_pool = real
     steady = summary(steady_part(lines, 0.25 * check.seconds))
     return {**steady, "frames_per_s": steady["steps_per_s"] * SYNTHETIC.frame_skip, "rows": rows, "warnings": said}
 

@@ -1,0 +1,149 @@
+"""What a run is made of, built from its settings: environments, policies, who plays whom, the sampler.
+
+It starts no thread, writes no file and decides nothing while the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pronghorn.config import Config, derive_seed, walk
+from pronghorn.defaults import resolve
+from pronghorn.envs.own_rows import OwnRows
+from pronghorn.envs.registry import make_pool
+from pronghorn.evaluation.policy import make_actor, require_number
+from pronghorn.limits import crowded, require_store
+from pronghorn.machine import available_memory, keep_memory_mapped, limit_threads, pick_devices
+from pronghorn.rules import changed_settings
+from pronghorn.settings_file import from_toml
+from pronghorn.training.checkpoint import Checkpoint
+from pronghorn.training.guests import Guests
+from pronghorn.training.league import League
+from pronghorn.training.member import Member
+from pronghorn.training.metrics import pooled
+from pronghorn.training.own_player import OwnPlayer
+from pronghorn.training.player import RowPlayer
+from pronghorn.training.sampler import Sampler
+from pronghorn.training.store import step_fields, stored_leaves
+from pronghorn.types import Pool, PoolRows
+
+
+class Parts:
+    """The parts of one process's run, and the sums over its policies."""
+
+    def __init__(self, config: Config, latest: Checkpoint | None, started_at: float) -> None:
+        """latest: what to go on from; None begins. started_at: `time.time()` from which the run's seconds count."""
+        self.started_at, self.latest = started_at, latest
+        self.previous_s = 0.0 if latest is None else float(latest.state["time_s"])
+        self.notes: list[str] = []  # to be said once the log is open
+        keep_memory_mapped()
+        if config.log.live != "off":
+            with contextlib.suppress(OSError):
+                print(f"starting {', '.join(config.env_names)} ...", file=sys.stderr)  # engines take seconds to start
+        with contextlib.ExitStack() as cleanup:
+            seed = config.seed if latest is None else derive_seed(config.seed, 3, latest.state["updates"])
+            self.pool: Pool = make_pool(config, seed=seed, ordered=config.deterministic)
+            cleanup.callback(self.pool.close)
+            given, self.config = dict(walk(config)), resolve(config, self.pool.spec)
+            config = self.config
+            chosen = [f"{k}={v}" for k, v in walk(config) if given[k] is None and v is not None]
+            self.defaults = ", ".join(chosen).replace("learner.", "")  # those that were filled in
+            self._build(config, seed)
+            cleanup.pop_all()
+
+    def _build(self, config: Config, seed: int) -> None:
+        """seed: of what may differ in a resumed run."""
+        torch.use_deterministic_algorithms(config.deterministic)
+        limit_threads(config.threads)
+        self.own = [OwnRows(self.pool, number) for number in range(len(self.pool.spec.signatures))]
+        # The rows that each member may play.
+        self.views: list[PoolRows] = list(self.own) or [self.pool] * config.population.members
+        self.members = self._make_members(config, seed)
+        if config.threads > (os.cpu_count() or 1):
+            self.notes.append(f"{config.threads} threads are more than the cores of this machine: --threads sets them")
+        if note := crowded(config.env.workers):
+            self.notes.append(note)
+        if self.latest:
+            self._restore(self.latest)
+        players: list[RowPlayer] = [m.start_acting(view) for m, view in zip(self.members, self.views, strict=True)]
+        self.notes += [m.acting.fallback for m in self.members if m.acting.fallback][:1]
+        self.league = None if self.own else self._make_league(config, seed, players)
+        if self.own:
+            players = [OwnPlayer(own, player) for own, player in zip(self.own, players, strict=True)]
+        seats = self.league.seats if self.league else None
+        self.sampler = Sampler(self.pool, players, seed=seed, seats=seats, playing=self._who_plays())
+
+    def _make_members(self, config: Config, seed: int) -> list[Member]:
+        """Each policy on its device, with room for its unrolls."""
+        devices = pick_devices(config.device, len(self.views))
+        self._require_memory(config, devices)
+        self.waits = {device: threading.Condition() for device in devices}  # what each learner's thread waits at
+        return [
+            Member(i, config, view, device, seed=seed, changed=self.waits[device],
+                   kept=config.population.objective_episodes if len(devices) > 1 else 0)
+            for i, (view, device) in enumerate(zip(self.views, devices, strict=True))
+        ]  # fmt: skip
+
+    def _require_memory(self, config: Config, devices: Sequence[torch.device]) -> None:
+        """Refuse stores that do not fit where they are to be."""
+        for view, device in dict.fromkeys(zip(self.views, devices, strict=True)):
+            numbers = sum(f.num_bytes for f in step_fields(view.spec.action).values())
+            leaves = stored_leaves(view.spec, config.model).values()
+            free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+            bytes_per_step = sum(leaf.num_bytes for leaf in leaves) + numbers
+            require_store(config, bytes_per_step, view.num_rows, free // devices.count(device))
+
+    def _restore(self, saved: Checkpoint) -> None:
+        """Every policy as it was saved."""
+        changed = dict(changed_settings(from_toml(self.config.run_path / "config.toml"), self.config))
+        self.notes += [f"changed: {name} {old} -> {new}" for name, (old, new) in changed.items()]
+        if self.own:
+            require_number(self.pool.spec, len(saved.policies), str(saved.path))
+        for member, policy in zip(self.members, saved.policies, strict=True):
+            member.restore(policy, str(saved.path), changed)
+
+    def _who_plays(self) -> NDArray[np.int64]:
+        """[rows] index of the player of each row when the run begins: of its signature, or the first."""
+        playing = np.zeros(self.pool.num_rows, np.int64)
+        for number, own in enumerate(self.own):
+            playing[own.rows] = number
+        return playing
+
+    def _make_league(self, config: Config, seed: int, players: list[RowPlayer]) -> League | None:
+        """Who plays whom, where there is more than one policy playing for itself."""
+        if config.population.members == 1 and not config.selfplay.meets_others:
+            return None
+        guests = Guests(config, self.pool, make_actor(config, self.pool.spec, self.members[0].device))
+        players.append(guests)
+        league = League(config, self.pool, self.members, guests, seed, self.time_s)
+        league.start(self.latest)
+        return league
+
+    # ------------------------------------------------------------ all policies together
+
+    @property
+    def steps(self) -> int:
+        """Samples that have entered batches."""
+        return sum(member.learner.steps for member in self.members)
+
+    @property
+    def updates(self) -> int:
+        """Optimiser steps."""
+        return sum(member.learner.updates for member in self.members)
+
+    def episodes(self) -> dict[str, float]:
+        """Statistics of finished episodes, by their names in docs/metrics.md."""
+        return pooled([member.tracker.snapshot() for member in self.members])
+
+    def time_s(self) -> float:
+        """Seconds that the run has taken, over resumes."""
+        return self.previous_s + time.time() - self.started_at

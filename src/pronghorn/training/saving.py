@@ -1,0 +1,97 @@
+"""Writes what a run leaves in its directory besides metrics: settings, checkpoints, the best policy.
+
+checkpoint.py knows how; here is what belongs together. When to save is said by the trainer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+import pronghorn.training.checkpoint as checkpoints
+from pronghorn.evaluation.evaluate import Finished
+from pronghorn.evaluation.policy import spec_to_json
+from pronghorn.settings_file import to_toml
+from pronghorn.training.checkpoint import Checkpoint, SavedPolicy
+from pronghorn.training.parts import Parts
+
+_LOG = logging.getLogger("pronghorn")
+
+
+@dataclass
+class Evaluated:
+    """Mean returns of evaluations."""
+
+    last: float | None = None
+    best: float = -float("inf")
+
+    @staticmethod
+    def of(saved: Checkpoint | None) -> Evaluated:
+        """As they were when a run was saved, or before the first evaluation."""
+        state = {"eval_mean": None, "best_return": None} if saved is None else saved.state
+        best = state["best_return"]
+        return Evaluated(state["eval_mean"], -float("inf") if best is None else float(best))
+
+
+class Saver:
+    """The files of one run."""
+
+    def __init__(self, parts: Parts, evaluated: Evaluated) -> None:
+        """evaluated: changes while the run goes on, and is saved as it is then."""
+        self._parts, self._evaluated = parts, evaluated
+        self._directory = parts.config.run_path
+        self._last_save = time.monotonic()
+
+    @property
+    def seconds_since(self) -> float:
+        """Since the last checkpoint, or since the run began."""
+        return time.monotonic() - self._last_save
+
+    def write_settings(self) -> None:
+        """What others need to know of the run: its settings and its environment."""
+        config = tomli_w.dumps(to_toml(self._parts.config)).encode()
+        checkpoints.write_atomically(self._directory / "config.toml", config)
+        spec = json.dumps(spec_to_json(self._parts.pool.spec), indent=1).encode()
+        checkpoints.write_atomically(self._directory / "env.json", spec)
+
+    def save(self, reason: str) -> None:
+        """A checkpoint of one moment of all policies. reason: why the run ends, or empty."""
+        parts = self._parts
+        with contextlib.ExitStack() as stack:
+            for member in parts.members:
+                stack.enter_context(member.lock)
+            first, *others = [member.saved() for member in parts.members]
+            snapshots = dict(parts.league.snapshots) if parts.league else None
+            path = checkpoints.save(
+                self._directory / "checkpoints", parts.updates, first.weights, first.optimizer,
+                first.state | self._state(reason), keep=parts.config.checkpoint.keep, others=others,
+                snapshots=snapshots,
+            )  # fmt: skip
+        self._last_save = time.monotonic()
+        _LOG.debug("saved %s, params_sha %s", path, first.state["params_sha"])
+
+    def save_best(self, done: Finished) -> None:
+        """The weights whose evaluation was the best one yet."""
+        state = {"steps": done.steps, "eval_mean": done.result.mean, "version": done.version, "policy": done.policy}
+        nothing: dict[str, Any] = {"state": {}, "param_groups": []}
+        first, *others = [SavedPolicy(dict(weights), nothing, state) for weights in done.weights]
+        checkpoints.save(self._directory / "best", done.steps, *first, keep=1, others=others)
+
+    def _state(self, reason: str) -> dict[str, Any]:
+        """Of the run, besides its policies."""
+        parts, league = self._parts, self._parts.league
+        state = {
+            "best_return": self._evaluated.best if np.isfinite(self._evaluated.best) else None,
+            "eval_mean": self._evaluated.last,
+            "time_s": parts.time_s(),
+            "frame_skip": parts.pool.spec.frame_skip,
+            "reason": reason,
+        }
+        return state | ({"league": league.state(), "leader": league.leader} if league else {})
