@@ -206,6 +206,29 @@ def test_a_round_copies_the_best_over_the_worst_writes_it_down_and_changes_its_s
     assert league.report()["population_round"] == 1
 
 
+def test_a_copy_leads_only_by_episodes_of_its_own(tmp_path: Path) -> None:
+    """Its donor's returns are better than what the donor gets now, and say nothing of the copy, which went on alone."""
+    league = make(tmp_path, 3, agents=ALONE, num_envs=6, **SURE)
+    first, best, copy = league.members
+    for member, value in ((first, 5.0), (copy, 1.0), (best, 9.0)):
+        did(member, 100, value, value)
+        league.after_iteration(member)
+    assert copy.lineage == 1
+    did(best, 10, 8.0)
+    did(copy, 10, *[0.5] * 4)
+    assert league.objective(copy) == pytest.approx((9.0 + 4 * 0.5) / 5)
+    did(first, 10, *[0.1] * 5)
+    assert league.leader == 1
+    did(copy, 10, *[9.5] * 2)
+    copy.tracker._finished.extend([(20.0, 1)] * 5)  # as if they were inherited: they do not count as its own
+    resumed = make(tmp_path, 3, agents=ALONE, num_envs=6, saved=save(league), **SURE)
+    for now in (league, resumed):
+        assert now.leader == 2  # six of its own
+    league._whole_at_copy[2] = copy.tracker.num_whole - 4
+    assert league.leader == 1
+    assert make(tmp_path, 3, agents=ALONE, num_envs=6, saved=save(league, 2), **SURE).leader == 1
+
+
 def test_what_the_population_does_not_choose_is_left_to_schedules(tmp_path: Path) -> None:
     """A learning rate that follows a schedule is not set back by a round."""
     values = {"population.mutable": ("exploration_coef",), "learner.lr_schedule": "linear", "steps": 3_000}

@@ -73,6 +73,8 @@ class League:
         self.active = list(range(len(members)))
         self.snapshots: dict[str, Frozen] = {}
         self._points: list[deque[float]] = [deque(maxlen=config.population.objective_episodes) for _ in members]
+        # Whole episodes that each had had when it was overwritten last; None: it never was.
+        self._whole_at_copy: list[int | None] = [None] * len(members)
         self._rewards: list[dict[str, float]] = [{} for _ in members]
         self._rewards_of_env: dict[int, Any] = {}
         self._fitted: dict[str, Rating] = {}
@@ -226,6 +228,7 @@ class League:
             if decision.donor is not None:
                 member.become(self.members[decision.donor])
                 self._points[member.index] = self._points[decision.donor].copy()
+                self._whole_at_copy[member.index] = member.tracker.num_whole
                 if self.matchmaker:
                     self.matchmaker.overwrite(member.index, decision.donor)
                     self.ratings.branch(self._names[member.index], self._names[decision.donor])
@@ -242,7 +245,11 @@ class League:
 
     @property
     def leader(self) -> int:
-        """The member that is best by the objective, as far as known."""
+        """The member that is best by the objective, as far as known.
+
+        One that was overwritten is known by its donor's episodes at first. It may have become worse since, with
+        hyper-parameters of its own, so it comes behind all who are known by their own.
+        """
 
         def known(member: Member) -> float:
             if self.config.population.objective == "rating":  # as they were fitted last
@@ -251,8 +258,12 @@ class League:
             objective = self.objective(member)
             return -np.inf if objective is None else objective
 
+        def is_itself(member: Member) -> bool:
+            since, enough = self._whole_at_copy[member.index], self.config.population.objective_episodes
+            return since is None or member.tracker.num_whole - since >= enough
+
         with self._lock:
-            return max(self.members, key=lambda member: (known(member), -member.index)).index
+            return max(self.members, key=lambda m: (is_itself(m), known(m), -m.index)).index
 
     def describe(self) -> str:
         """In a few words, for the run's header."""
@@ -308,7 +319,8 @@ class League:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON values. Matches in progress are left out: their games begin anew."""
         with self._lock:
-            out: dict[str, Any] = {"points": [list(points) for points in self._points], "active": self.active}
+            out: dict[str, Any] = {"points": [list(points) for points in self._points], "active": self.active,
+                                   "whole_at_copy": self._whole_at_copy}
             if self.matchmaker:
                 out |= {"matchmaker": self.matchmaker.state() | {"matches": []}, "ratings": self.ratings.state()}
             if self.pbt:
@@ -323,6 +335,7 @@ class League:
         for own, points in zip(self._points, state["points"], strict=True):
             own.extend(points)
         self.active = [int(i) for i in state["active"]]
+        self._whole_at_copy = list(state.get("whole_at_copy", self._whole_at_copy))
         if self.pbt:
             self.pbt.load_state(state["pbt"])
             for member in self.members:
