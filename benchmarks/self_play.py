@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,13 +137,13 @@ def later_scores(ratings: Any) -> list[float]:
 # ---------------------------------------------------------------- what came out
 
 
-def report(folder: Path, seeds: int, games: int) -> None:
+def report(tasks: Sequence[Task], folder: Path, seeds: int, games: int) -> None:
     """Picture and table of all runs."""
-    figure, axes = plt.subplots(1, len(TASKS), figsize=(5 * len(TASKS), 3.6), layout="tight")
+    figure, axes = plt.subplots(1, len(tasks), figsize=(5 * len(tasks), 3.6), layout="tight", squeeze=False)
     heads = ("game", "arm", "seed", "against random: won / drawn / lost", "by most probable moves",
              "Elo above the first", "worst later score")  # fmt: skip
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    for axis, task in zip(axes, TASKS, strict=True):
+    for axis, task in zip(axes[0], tasks, strict=True):
         for color, arm in zip(("C0", "C1"), task.arms, strict=False):
             for seed in range(1, seeds + 1):
                 run = run_of(task, arm, seed, folder)
@@ -168,10 +169,12 @@ def main() -> None:
     parser = runs.arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm (3)")
     parser.add_argument("--games", type=int, default=60, help="games of each pair of past selves (60)")
+    parser.add_argument("--only", choices=[task.name for task in TASKS], help="one game")
     arguments = parser.parse_args()
-    each = [(task, arm, s) for task in TASKS for s in range(1, arguments.seeds + 1) for arm in task.arms]
+    tasks = [task for task in TASKS if arguments.only in (None, task.name)]
+    each = [(task, arm, s) for task in tasks for s in range(1, arguments.seeds + 1) for arm in task.arms]
     runs.in_lanes(lambda run: train(*run, arguments.out), each, arguments.lanes)
-    report(arguments.out, arguments.seeds, arguments.games)
+    report(tasks, arguments.out, arguments.seeds, arguments.games)
 
 
 if __name__ == "__main__":
