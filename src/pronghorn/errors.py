@@ -9,6 +9,9 @@
     │   ├── SpaceError          a space that is not supported, named by its path
     │   └── WorkerDied          a worker process ended; carries its signal or traceback
     ├── StoreError              a slot was used against its state: names slot, state and owner
+    ├── ClusterError            a cluster, or an actor on it, cannot do its part: names the host
+    │   ├── ActorDied           actors kept ending, and the restart budget with them; carries the last one's traceback
+    │   └── WireError           a block of unrolls from an actor is malformed, damaged, foreign or of another format
     ├── PopulationError         a match, a snapshot or a member was used against its state: names it and the state
     ├── RunDirError             the run directory holds a run already, is finished, or cannot be written
     └── CheckpointError         a checkpoint is missing, malformed, foreign or does not fit the model
@@ -64,6 +67,18 @@ class WorkerDied(EnvError):
 
 class StoreError(PronghornError):
     """A slot was used against its state."""
+
+
+class ClusterError(PronghornError):
+    """A cluster, or an actor on it, cannot do its part."""
+
+
+class ActorDied(ClusterError):
+    """Remote actors kept ending, and the restart budget with them."""
+
+
+class WireError(ClusterError):
+    """A block of unrolls from an actor is malformed, damaged, foreign, or of another format."""
 
 
 class PopulationError(PronghornError):

@@ -1,0 +1,1 @@
+"""Actors on other machines: environments and acting there, learning here, Ray between them."""
