@@ -13,6 +13,7 @@
     │   ├── ActorDied           actors kept ending, and the restart budget with them; carries the last one's traceback
     │   └── WireError           a block of unrolls from an actor is malformed, damaged, foreign or of another format
     ├── PopulationError         a match, a snapshot or a member was used against its state: names it and the state
+    ├── LearnersLost            of several learners one is missing or has failed: names it
     ├── RunDirError             the run directory holds a run already, is finished, or cannot be written
     └── CheckpointError         a checkpoint is missing, malformed, foreign or does not fit the model
 """
@@ -83,6 +84,10 @@ class WireError(ClusterError):
 
 class PopulationError(PronghornError):
     """A match, a snapshot or a member of a population was used against its state."""
+
+
+class LearnersLost(PronghornError):
+    """Of several learners one is missing or has failed."""
 
 
 class RunDirError(UsageError):

@@ -6,7 +6,7 @@ Acting (T = 1) and learning (T = unroll length) run the same `forward`, so that 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from pronghorn.models.encoders import (
     split_leaves,
 )
 from pronghorn.ops.distributions import ActionDistribution, ContinuousKind, num_params
+from pronghorn.ops.losses import alone
 from pronghorn.ops.normalization import ReturnNorm
 from pronghorn.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, EnvSpec, LeafSpec
 
@@ -194,19 +195,27 @@ class ActorCritic(nn.Module):
         """Raw returns in the units of `forward`'s values."""
         return returns if self.return_norm is None else self.return_norm.normalize(returns)
 
-    def update_return_norm(self, targets: Tensor, weights: Tensor | None = None) -> None:
-        """Take raw targets [T, B] into the moments; what the critic says in raw units does not change."""
-        if self.return_norm is not None:
-            self.return_norm.update(targets, weights, self.value_head)
+    def update_return_norm(
+        self, targets: Tensor, weights: Tensor | None = None, over_all: Callable[[Tensor], Tensor] = alone
+    ) -> None:
+        """Take raw targets [T, B] into the moments; what the critic says in raw units does not change.
 
-    def update_obs_norm(self, obs: Mapping[str, Tensor], weights: Tensor | None = None) -> None:
+        over_all: sums over one learner's batch to those over all learners'.
+        """
+        if self.return_norm is not None:
+            self.return_norm.update(targets, weights, self.value_head, over_all)
+
+    def update_obs_norm(
+        self, obs: Mapping[str, Tensor], weights: Tensor | None = None, over_all: Callable[[Tensor], Tensor] = alone
+    ) -> None:
         """Take observations [T, B, ...] into the running moments; weights [T, B] count them (None: all)."""
         for vector in (self.vector, self.critic_vector):
             flat = {name: obs[name].flatten(0, 1) for name in vector.real}
-            vector.update(flat, None if weights is None else weights.flatten())
+            vector.update(flat, None if weights is None else weights.flatten(), over_all)
         for trunk in (self.actor, self.critic):
             if trunk is not None:
-                trunk.encoder.update_norm({name: obs[name].flatten(0, 1) for name in trunk.encoder.images})
+                images = {name: obs[name].flatten(0, 1) for name in trunk.encoder.images}
+                trunk.encoder.update_norm(images, over_all)
 
     def cast_trunk(self, dtype: torch.dtype) -> None:
         """Encoders and cores to `dtype` in place (bfloat16 for an acting copy); heads and statistics stay."""

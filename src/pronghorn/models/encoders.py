@@ -8,7 +8,7 @@ format, in which HWC storage is read in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, embedding_bag
 
 from pronghorn.errors import SpaceError
+from pronghorn.ops.losses import alone
 from pronghorn.ops.normalization import RunningNorm
 from pronghorn.types import LAST_ACTION, LAST_REWARD, ActionSpec, LeafSpec
 
@@ -122,15 +123,15 @@ class ConvEncoder(nn.Module):
         return y
 
     @torch.no_grad()
-    def update_norm(self, image: Tensor) -> None:
-        """Take images [N, *leaf.shape] into the running moments: at most 32 of them, of large ones every fourth row
-        and column.
+    def update_norm(self, image: Tensor, over_all: Callable[[Tensor], Tensor] = alone) -> None:
+        """Take images [N, *leaf.shape] into the running moments: at most 32 of them from each learner, of large ones
+        every fourth row and column.
         """
         if self.norm is not None:
             x = image[:: max(1, len(image) // 32)]
             x = x if self.channels_at_end else x.permute(0, 2, 3, 1)
             stride = 4 if min(x.shape[1:3]) >= MIN_CONV_PIXELS else 1
-            self.norm.update((x[:, ::stride, ::stride].double() - self.low) * self.scale)
+            self.norm.update((x[:, ::stride, ::stride].double() - self.low) * self.scale, over_all=over_all)
 
     def _input_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(low, scale), each [1, C or 1, 1, 1]: the first layer sees (x - low) * scale."""
@@ -253,10 +254,12 @@ class VectorInput(nn.Module):
         parts = [obs[name].reshape(len(obs[name]), -1) for name in self.real]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def update(self, obs: Mapping[str, Tensor], weights: Tensor | None) -> None:
+    def update(
+        self, obs: Mapping[str, Tensor], weights: Tensor | None, over_all: Callable[[Tensor], Tensor] = alone
+    ) -> None:
         """Take a batch of observations [N, ...] into the running moments."""
         if self.norm is not None:
-            self.norm.update(self.real_part(obs), weights)
+            self.norm.update(self.real_part(obs), weights, over_all)
 
 
 class LastStepInput(nn.Module):
@@ -312,11 +315,11 @@ class ObservationEncoder(nn.Module):
         self.mlp = MLPEncoder(vector_size, mlp_layers if vector_size else (), activation)
         self.output_size = sum(_output_size(module) for module in self.convs) + self.mlp.output_size
 
-    def update_norm(self, obs: Mapping[str, Tensor]) -> None:
+    def update_norm(self, obs: Mapping[str, Tensor], over_all: Callable[[Tensor], Tensor] = alone) -> None:
         """Take images [N, ...] into the running moments."""
         for name, conv in zip(self.images, self.convs, strict=True):
             if isinstance(conv, ConvEncoder):
-                conv.update_norm(obs[name])
+                conv.update_norm(obs[name], over_all)
 
     def forward(self, obs: Mapping[str, Tensor], vector: Tensor | None) -> Tensor:
         parts = [conv(obs[name]) for name, conv in zip(self.images, self.convs, strict=True)]

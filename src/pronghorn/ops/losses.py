@@ -7,6 +7,7 @@ there are none) or "sum". Results are scalars to be minimised.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -126,9 +127,18 @@ def symmetric_kl(divergences: Tensor, weights: Tensor | None = None, reduction: 
     return reduce(divergences.clamp(max=MAX_SYMMETRIC_KL), weights, reduction)
 
 
+def alone(sums: Tensor) -> Tensor:
+    """What one learner's sums are over all learners if there is no other."""
+    return sums
+
+
 @torch.no_grad()
-def normalize_advantages(advantages: Tensor, weights: Tensor | None = None) -> Tensor:
+def normalize_advantages(
+    advantages: Tensor, weights: Tensor | None = None, over_all: Callable[[Tensor], Tensor] = alone
+) -> Tensor:
     """Shift and scale to mean 0 and standard deviation 1 over the counted steps; 0 where one does not count.
+
+    over_all: sums of this learner's steps to those of all learners' steps.
 
     Equal advantages give zeros. The standard deviation is floored at the rounding error of the mean, so that
     noise in the last bit of equal advantages is not blown up to size 1.
@@ -136,8 +146,10 @@ def normalize_advantages(advantages: Tensor, weights: Tensor | None = None) -> T
     counts = torch.ones_like(advantages) if weights is None else weights
     wide = torch.where(counts > 0, advantages, 0.0).double()
     # float64 statistics: in float32 the mean of 1e4 equal numbers already differs from them
-    mean = reduce(wide, counts)
-    std = reduce((wide - mean).square(), counts).sqrt()
+    num, total = over_all(torch.stack((counts.sum().double(), (wide * counts).sum())))
+    num = torch.where(num > 0, num, 1.0)
+    mean = total / num
+    std = (over_all(((wide - mean).square() * counts).sum()) / num).sqrt()
     scaled = (wide - mean) / (std + 1e-8 + 1e-6 * mean.abs())
     return torch.where(counts > 0, scaled, 0.0).to(advantages.dtype)
 

@@ -6,8 +6,12 @@ them: only `update` does, on the learner, once for each batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+
+from pronghorn.ops.losses import alone
 
 
 class RunningNorm(nn.Module):
@@ -35,8 +39,12 @@ class RunningNorm(nn.Module):
         return scaled.clamp(-self.clip, self.clip).float()
 
     @torch.no_grad()
-    def update(self, x: Tensor, weights: Tensor | None = None) -> None:
+    def update(
+        self, x: Tensor, weights: Tensor | None = None, over_all: Callable[[Tensor], Tensor] = alone
+    ) -> None:
         """Merge a batch [..., *shape] into the moments; `weights` [...] counts each observation (None: 1).
+
+        over_all: sums of this learner's batch to those of all learners' batches.
 
         An observation with an entry that is not finite is left out: one would spoil the moments for good.
         """
@@ -46,9 +54,9 @@ class RunningNorm(nn.Module):
             counts = counts * weights.reshape(-1).double()
         counts = counts.reshape(-1, *[1] * self.mean.dim())
         flat = torch.where(counts > 0, flat, 0.0)
-        num_new = counts.reshape(len(flat), -1)[:, 0].sum()
-        batch_mean = (flat * counts).sum(0) / num_new.clamp(min=1e-12)
-        batch_squares = ((flat - batch_mean).square() * counts).sum(0)
+        num_new = over_all(counts.reshape(len(flat), -1)[:, 0].sum())
+        batch_mean = over_all((flat * counts).sum(0)) / num_new.clamp(min=1e-12)
+        batch_squares = over_all(((flat - batch_mean).square() * counts).sum(0))
         total = (self.count + num_new).clamp(min=1e-12)
         # Chan et al. 1979: M2 = M2_a + M2_b + delta^2 n_a n_b / n
         delta = batch_mean - self.mean
@@ -94,20 +102,25 @@ class ReturnNorm(nn.Module):
         return x * self.std + self.mean
 
     @torch.no_grad()
-    def update(self, targets: Tensor, weights: Tensor | None = None, head: nn.Linear | None = None) -> None:
+    def update(
+        self, targets: Tensor, weights: Tensor | None = None, head: nn.Linear | None = None,
+        over_all: Callable[[Tensor], Tensor] = alone,
+    ) -> None:  # fmt: skip
         """Take in raw targets [T, B], and rewrite the critic's last layer so that its raw outputs stay the same.
 
         head: its weight and bias are changed in place. An optimiser's running moments are not rescaled.
+        over_all: sums of this learner's targets to those of all learners'.
         """
         old_mean, old_std = self.mean.clone(), self.std.clone()
         counts = torch.ones_like(targets) if weights is None else weights
         wide = torch.where(counts > 0, targets, 0.0).double()
-        total = counts.double().sum()
+        total = over_all(counts.double().sum())
         share = counts.double() / total.clamp(min=1e-12)
         step = torch.where(total > 0, 1.0 - self.decay, 0.0)  # nothing counted: nothing changes
+        first, second = over_all(torch.stack(((wide * share).sum(), (wide.square() * share).sum())))
         # m <- decay m + (1 - decay) E[x]
-        self.first.lerp_((wide * share).sum(), step)
-        self.second.lerp_((wide.square() * share).sum(), step)
+        self.first.lerp_(first, step)
+        self.second.lerp_(second, step)
         self.weight.lerp_(torch.ones_like(self.weight), step)
         known = self.weight > 0
         weight = self.weight.clamp(min=1e-12)

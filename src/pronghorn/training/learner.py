@@ -2,6 +2,9 @@
 
 `Learner.iterate` does all training on one batch: epochs × minibatches optimiser steps, then the normalisers, then
 the version goes up by one. Algorithms are choices of `LearnerConfig`, not classes.
+
+Several learners (`World`) train one policy: each has its part of every batch, and whatever is a mean, a norm or a
+statistic of a batch is that of all parts together, so all take the same steps.
 """
 
 from __future__ import annotations
@@ -25,9 +28,11 @@ from pronghorn.training.graphed import Step, StepGraphs, gradients
 from pronghorn.training.optimizers import make_optimizer
 from pronghorn.training.pieces import Pieces, arithmetic
 from pronghorn.training.store import Batch
+from pronghorn.training.world import World
 
 EPSILON_CORRECTION = 1e-6  # Espeholt et al. 2018, §5.2.2
 LR_BOUNDS = (1e-6, 1e-2)  # of the adaptive learning rate
+SUMMED = ("loss", "policy_loss", "value_loss", "exploration_loss")  # under --learner.reduction sum
 
 
 Estimate = returns.VTrace | returns.GAE
@@ -73,7 +78,9 @@ class Losses:
 class Learner:
     """Owns the target policy, its optimiser and the hyper-parameters."""
 
-    def __init__(self, config: Config, model: ActorCritic) -> None:
+    def __init__(self, config: Config, model: ActorCritic, world: World | None = None) -> None:
+        """config: this learner's share. world: who else trains this policy; None: nobody."""
+        self._world = world or World()
         self.settings: LearnerConfig = config.learner
         self.model = model
         self.hyper = Hyperparameters.from_config(config)
@@ -85,7 +92,7 @@ class Learner:
         self.seed = config.seed
         self.version = 0  # policy_version: iterations behind the weights
         self.updates = 0
-        self.steps = 0  # samples that have entered batches
+        self.steps = 0  # samples that have entered batches, of all learners
         self.num_skipped = 0  # optimiser steps skipped because a number was not finite
         self.num_dropped = 0  # samples dropped under --learner.drop-over-lag
         self._skipped_in_a_row = 0
@@ -94,7 +101,8 @@ class Learner:
         apart = self._device == "cpu" and config.threads > 1 and not config.single_steps
         self._precision = config.precision
         self._pieces = Pieces(model, config.threads, config.precision) if apart else None
-        self._graphs = self._make_graphs(config) if self._device == "cuda" and config.graphs != "off" else None
+        graphs = self._device == "cuda" and config.graphs != "off" and self._world.size == 1
+        self._graphs = self._make_graphs(config) if graphs else None
         self._reader = Reader(self._parameters[0].device)
 
     def close(self) -> None:
@@ -124,7 +132,7 @@ class Learner:
     def iterate(self, batch: Batch, stopping: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Train on one batch. Returns the means of the reported numbers over its optimiser steps.
 
-        stopping: asked after each optimiser step; when it says so the iteration ends there.
+        stopping: asked after each optimiser step; when it says so, to any learner, the iteration ends there.
         """
         weights, skipped, updates = self._weights(batch), self.num_skipped, self.updates
         estimate, once = self._estimate_once(batch, weights) if self.settings.estimates_once else (None, {})
@@ -133,11 +141,14 @@ class Learner:
         counts: list[Tensor] = []
         for part in self._minibatches(Part(batch, weights, estimate)):
             step = self._differentiate(part) if self._graphs is None else self._by_graph(self._graphs, part)
+            stops = stopping()
+            if self._world.size > 1:
+                step, stops = self._add_up(step, part, stops)
             reports.append(self._update(step))
             targets.append(step.targets.flatten())
             if part.weights is not None:
                 counts.append(part.weights.flatten())
-            if stopping():
+            if stops:
                 break
         if self.num_skipped == skipped:  # whatever was not finite must not get into the statistics either
             if estimate is not None:  # the same in every epoch, so each counts once
@@ -145,7 +156,7 @@ class Learner:
             else:
                 self._update_normalizers(batch, torch.cat(targets), torch.cat(counts) if counts else None, weights)
         self.version += 1
-        self.steps += batch.num_fresh
+        self.steps += batch.num_fresh * self._world.size
         report = {k: float(np.mean([r[k] for r in reports if k in r])) for k in sorted({k for r in reports for k in r})}
         if once:
             report |= dict(zip(once, self._reader.read(torch.stack(list(once.values()))), strict=True))
@@ -171,10 +182,15 @@ class Learner:
         return output
 
     def _differentiate(self, part: Part) -> Step:
-        """Forward pass, losses, and clipped gradients. It asks the device for nothing, so it can be made a graph."""
+        """Forward pass, losses, and clipped gradients. It asks the device for nothing, so it can be made a graph.
+
+        Of several learners: the gradients of this one's part, as they are.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         out = self._forward(part.batch)
-        result = compute_losses(self.model, part.batch, self.hyper, self.settings, part.weights, part.estimate, out)
+        result = compute_losses(
+            self.model, part.batch, self.hyper, self.settings, part.weights, part.estimate, out, self._world.sums
+        )
         if self._graphs is None:
             result.total.backward()  # type: ignore[no-untyped-call]
             if self._pieces:
@@ -184,10 +200,36 @@ class Learner:
                 self._parameters, gradients(result.total, self._parameters), strict=True
             ):
                 parameter.grad = grad
-        limit = self.hyper.max_grad_norm or math.inf
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
-        terms = result.terms | {"loss": result.total.detach(), "grad_norm": grad_norm}
+        terms = result.terms | {"loss": result.total.detach()}
+        if self._world.size == 1:
+            terms["grad_norm"] = self._clip()
         return Step(tuple(terms), torch.stack([term.float() for term in terms.values()]), result.targets)
+
+    def _clip(self) -> Tensor:
+        """Bound the norm of the gradients; what it was."""
+        return torch.nn.utils.clip_grad_norm_(self._parameters, self.hyper.max_grad_norm or math.inf)
+
+    @torch.no_grad()
+    def _add_up(self, step: Step, part: Part, stops: bool) -> tuple[Step, bool]:
+        """Gradients and numbers of the whole batch, from those of every learner's part; whether any wants to stop.
+
+        One call for everything. A number that is not finite in one part is not finite in the sum, so all skip the step.
+        """
+        counted = float(part.batch.num_samples) if part.weights is None else part.weights.sum()
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        like = step.numbers
+        tail = torch.stack([torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (counted, float(stops))])
+        is_sum = self.settings.reduction == "sum"
+        sums = torch.tensor([is_sum and name in SUMMED for name in step.names], device=like.device)
+        # L = sum_r n_r L_r / sum_r n_r for means, sum_r L_r for sums; so its gradient, and what is told of it
+        flat = torch.cat([g.flatten() for g in grads]) * (1.0 if is_sum else tail[0])
+        whole = self._world.sums(torch.cat((flat, like * torch.where(sums, 1.0, tail[0]), tail)))
+        num = whole[-2].clamp(min=1.0)
+        flat, numbers = whole[: len(flat)], whole[len(flat) : -2] / torch.where(sums, 1.0, num)
+        for grad, new in zip(grads, torch.split(flat, [g.numel() for g in grads]), strict=True):
+            grad.copy_(new.view(grad.shape) / (1.0 if is_sum else num))
+        numbers = torch.cat((numbers, self._clip().to(numbers.dtype).reshape(1)))
+        return step._replace(names=(*step.names, "grad_norm"), numbers=numbers), bool(whole[-1] > 0)
 
     def _by_graph(self, graphs: StepGraphs, part: Part) -> Step:
         """`_differentiate`, as one operation of the device where there is a graph of it."""
@@ -248,11 +290,14 @@ class Learner:
         log_rhos = distribution.log_prob(batch.steps["discrete"], batch.steps["continuous"]) - batch.steps["log_prob"]
         values = self.model.denormalize_value(out.values)
         estimate = _estimate(log_rhos, values, batch.steps, self.hyper, self.settings)
-        report = _critic_report(estimate.targets, values[:-1], weights)
-        return _scaled(estimate, weights, self.model, self.settings), report
+        report = _critic_report(estimate.targets, values[:-1], weights, self._world.sums)
+        return _scaled(estimate, weights, self.model, self.settings, self._world.sums), report
 
     def _minibatches(self, whole: Part) -> Iterator[Part]:
-        """What each optimiser step of an iteration trains on: every sample once an epoch (see Config.single_steps)."""
+        """What each optimiser step of an iteration trains on: every sample once an epoch (see Config.single_steps).
+
+        Of several learners each deals its own part into as many: a step takes one of each, drawn apart.
+        """
         n = self.settings
         if n.minibatches == 1:
             yield from [whole] * self.hyper.epochs
@@ -282,8 +327,9 @@ class Learner:
         fresh = batch.state.shape[0] - batch.num_replayed
         with torch.no_grad():
             obs = {k: v[:-1, :fresh] for k, v in batch.obs.items()}
-            self.model.update_obs_norm(obs, None if weights is None else weights[:, :fresh])
-            self.model.update_return_norm(targets, counts)
+            sums = self._world.sums
+            self.model.update_obs_norm(obs, None if weights is None else weights[:, :fresh], sums)
+            self.model.update_return_norm(targets, counts, sums)
 
     def _schedule_lr(self, kl: float) -> None:
         n = self.settings
@@ -353,12 +399,14 @@ def compute_losses(
     weights: Tensor | None = None,
     estimate: Estimate | None = None,
     out: ModelOutput | None = None,
+    over_all: Callable[[Tensor], Tensor] = losses.alone,
 ) -> Losses:
     """The whole loss of one optimiser step, from observations to a scalar.
 
     weights: [T, b] or None.
     estimate: targets and scaled advantages made before; None to make them here.
     out: what the model says about the batch; None to ask it here.
+    over_all: sums over this part of a batch to those over all parts, for advantages and what is told of the critic.
     """
     steps = batch.steps
     num_rows = len(steps["reward"])
@@ -371,8 +419,8 @@ def compute_losses(
     if estimate is None:
         values = model.denormalize_value(out.values.detach())
         estimate = _estimate(log_ratio.detach(), values, steps, hyper, settings)
-        critic_report = _critic_report(estimate.targets, values[:num_rows], weights)
-        estimate = _scaled(estimate, weights, model, settings)
+        critic_report = _critic_report(estimate.targets, values[:num_rows], weights, over_all)
+        estimate = _scaled(estimate, weights, model, settings, over_all)
     advantages = estimate.advantages
 
     reduction = settings.reduction
@@ -479,10 +527,13 @@ def _estimate(
     return returns.VTrace(vtrace.targets, vtrace.advantages / log_rhos.exp().clamp(min=1e-8, max=clip))
 
 
-def _scaled(estimate: Estimate, weights: Tensor | None, model: ActorCritic, settings: LearnerConfig) -> Estimate:
+def _scaled(
+    estimate: Estimate, weights: Tensor | None, model: ActorCritic, settings: LearnerConfig,
+    over_all: Callable[[Tensor], Tensor],
+) -> Estimate:  # fmt: skip
     """Advantages as the policy loss takes them: normalised over their batch, or in the units of normalised returns."""
     if settings.normalize_advantages:
-        advantages = losses.normalize_advantages(estimate.advantages, weights)
+        advantages = losses.normalize_advantages(estimate.advantages, weights, over_all)
     elif model.return_norm is not None:
         # A_t / sigma: the scale-invariant policy gradient of Hessel et al. 2018
         advantages = estimate.advantages / model.return_norm.std.to(estimate.advantages.dtype)
@@ -498,12 +549,17 @@ def _gae(values: Tensor, steps: Mapping[str, Tensor], rewards: Tensor, hyper: Hy
     )
 
 
-def _critic_report(targets: Tensor, values: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+def _critic_report(
+    targets: Tensor, values: Tensor, weights: Tensor | None, over_all: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
     """How well the critic foresaw the targets: 1 - Var(target - V) / Var(target), 0 when they do not vary; its mean."""
-    variance, missed = _variance(targets, weights), _variance(targets - values, weights)
+    counts = torch.ones_like(targets) if weights is None else weights
+    summed = {"targets": targets, "missed": targets - values, "values": values}
+    wide = {name: torch.where(counts > 0, x, 0.0).double() for name, x in summed.items()}
+    sums = over_all(torch.stack([counts.sum().double(), *((x * counts).sum() for x in wide.values())]))
+    num = torch.where(sums[0] > 0, sums[0], 1.0)
+    mean_target, mean_missed, mean_value = sums[1:] / num
+    squares = [(wide["targets"] - mean_target).square(), (wide["missed"] - mean_missed).square()]
+    variance, missed = over_all(torch.stack([(x * counts).sum() for x in squares])) / num
     explained = torch.where(variance > 1e-12, 1.0 - missed / variance, 0.0)
-    return {"explained_variance": explained, "value_mean": losses.reduce(values, weights)}
-
-
-def _variance(x: Tensor, weights: Tensor | None) -> Tensor:
-    return losses.reduce((x - losses.reduce(x, weights)).square(), weights)
+    return {"explained_variance": explained, "value_mean": mean_value}
