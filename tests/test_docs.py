@@ -48,6 +48,14 @@ def test_a_frame_passes_at_most_16_functions_and_700_lines() -> None:
     assert sum(len(inspect.getsourcelines(f)[0]) for f in functions) <= 700
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    pattern = r"`(tests/[\w/]+\.py)::(\w+)`"
+    named = {found for page in PAGES for found in re.findall(pattern, page.read_text())}
+    assert named
+    for file, test in named:
+        assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.M), f"{file}::{test}"
+
+
 def test_the_shell_commands_of_the_readme_exist() -> None:
     from pronghorn.cli import run
 

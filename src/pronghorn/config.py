@@ -207,8 +207,11 @@ class LearnerConfig:
     replay_unrolls: int = 1000
     """Unrolls that the replay keeps, first in, first out (not saved: a resumed run starts with an empty one)."""
     max_skipped: int = 19
-    """Optimiser steps in a row that are skipped, and counted, because a loss or gradient was not finite; one more ends
-    the run. 0: the first one does."""
+    """Optimiser steps in a row that are skipped, and counted, because a loss or gradient was not finite; with one more
+    the policy goes back to the last checkpoint. 0: with the first one."""
+    max_rollbacks: int = 3
+    """Times that a policy goes back to one and the same checkpoint; one more ends the run, and so does the first where
+    nothing was saved yet. 0: never goes back."""
     drop_over_lag: bool = False
     """Drop (and count) steps that are older than --max-lag instead of making the learner wait."""
 

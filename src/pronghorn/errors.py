@@ -8,6 +8,7 @@
     ├── EnvError                the environment broke its contract, raised, hung or died
     │   ├── SpaceError          a space that is not supported, named by its path
     │   └── WorkerDied          a worker process ended; carries its signal or traceback
+    ├── DivergedError           losses or gradients stayed not finite, and nothing good is left to go back to
     ├── StoreError              a slot was used against its state: names slot, state and owner
     ├── ClusterError            a cluster, or an actor on it, cannot do its part: names the host
     │   ├── ActorDied           actors kept ending, and the restart budget with them; carries the last one's traceback
@@ -16,6 +17,7 @@
     ├── LearnersLost            of several learners one is missing or has failed: names it
     ├── RunDirError             the run directory holds a run already, is finished, or cannot be written
     └── CheckpointError         a checkpoint is missing, malformed, foreign or does not fit the model
+        └── NotFiniteError      a checkpoint would hold a number that is not finite; carries the policy's number
 """
 
 from __future__ import annotations
@@ -66,6 +68,10 @@ class WorkerDied(EnvError):
     """A worker process ended, and its restart budget with it."""
 
 
+class DivergedError(PronghornError):
+    """Losses or gradients were not finite for too many optimiser steps in a row."""
+
+
 class StoreError(PronghornError):
     """A slot was used against its state."""
 
@@ -96,3 +102,14 @@ class RunDirError(UsageError):
 
 class CheckpointError(PronghornError):
     """A checkpoint is missing, malformed, foreign, or does not fit the model."""
+
+
+class NotFiniteError(CheckpointError):
+    """A checkpoint would hold a number that is not finite. policy: number of the policy whose it is."""
+
+    def __init__(self, where: str, policy: int) -> None:
+        super().__init__(
+            f"A number in {where} of policy {policy} is not finite: such a checkpoint is not saved, those before are "
+            "intact. Lower --learner.lr, or look at the environment's observations and rewards."
+        )
+        self.policy = policy

@@ -89,7 +89,8 @@ def _check_learner(config: Config) -> None:
         _positive(f"learner.{name}", getattr(n, name))
     for name in ("value_clip", "value_coef", "exploration_coef", "kl_coef", "reward_clip", "max_grad_norm"):
         _not_negative(f"learner.{name}", getattr(n, name))
-    _not_negative("learner.max_skipped", n.max_skipped, "0 ends the run at the first one.")
+    _not_negative("learner.max_skipped", n.max_skipped, "0 goes back to the last checkpoint at the first one.")
+    _not_negative("learner.max_rollbacks", n.max_rollbacks, "0 ends the run where it would go back.")
     for name in ("gamma", "lambda_"):
         value = getattr(n, name)
         if value is not None and not 0.0 <= value <= 1.0:

@@ -31,7 +31,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from pronghorn.errors import CheckpointError, RunDirError
+from pronghorn.errors import CheckpointError, NotFiniteError, RunDirError
 
 FORMAT = 3  # 2: PopArt's mean and deviation beside the sums they come from; 3: two groups of the optimiser
 _TEMPORARY, _REPLACED = ".partial-", ".replaced-"
@@ -304,6 +304,15 @@ def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str)
             "It was saved with other [model] settings or another environment."
         )
     model.load_state_dict(weights)
+
+
+def require_finite(policies: Sequence[SavedPolicy]) -> None:
+    """Refuse weights, statistics and optimisers with a number that is not finite. Raises NotFiniteError."""
+    for index, policy in enumerate(policies):
+        moments = {f"{i}/{k}": v for i, entries in policy.optimizer["state"].items() for k, v in entries.items()}
+        for name, value in (*policy.weights.items(), *moments.items()):
+            if isinstance(value, Tensor) and not value.isfinite().all():
+                raise NotFiniteError(name, index)
 
 
 def params_sha(tensors: dict[str, Tensor]) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pronghorn.config import Config, Hyperparameters, LearnerConfig, derive_seed
-from pronghorn.errors import PronghornError
+from pronghorn.errors import DivergedError
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.ops import losses, returns
 from pronghorn.training.device import Reader, make_queue, upload
@@ -133,7 +133,9 @@ class Learner:
         """Train on one batch. Returns the means of the reported numbers over its optimiser steps.
 
         stopping: asked after each optimiser step; when it says so, to any learner, the iteration ends there.
+        Raises DivergedError after more than max_skipped optimiser steps in a row that had to be skipped.
         """
+        self.steps += batch.num_fresh * self._world.size
         weights, skipped, updates = self._weights(batch), self.num_skipped, self.updates
         estimate, once = self._estimate_once(batch, weights) if self.settings.estimates_once else (None, {})
         reports: list[dict[str, float]] = []
@@ -156,7 +158,6 @@ class Learner:
             else:
                 self._update_normalizers(batch, torch.cat(targets), torch.cat(counts) if counts else None, weights)
         self.version += 1
-        self.steps += batch.num_fresh * self._world.size
         report = {k: float(np.mean([r[k] for r in reports if k in r])) for k in sorted({k for r in reports for k in r})}
         if once:
             report |= dict(zip(once, self._reader.read(torch.stack(list(once.values()))), strict=True))
@@ -260,10 +261,9 @@ class Learner:
             bad = [
                 name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
             ]
-            raise PronghornError(
+            raise DivergedError(
                 f"{self._skipped_in_a_row} optimiser steps in a row had a loss or gradient that is not finite "
-                f"(first such gradient: {bad[0] if bad else 'none, the loss itself'}). "
-                "The last good weights are saved. Lower --learner.lr, or look at the environment's observations."
+                f"(first such gradient: {bad[0] if bad else 'none, the loss itself'})."
             )
         return {k: v for k, v in report.items() if math.isfinite(v)}
 
@@ -368,6 +368,18 @@ class Learner:
         self.model.load_state_dict(other.model.state_dict())
         # torch takes tensors over as they are: without a copy both would count their steps in one and the same.
         self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+        self.configure_optimizer()
+        self._skipped_in_a_row = 0
+        self.version += 1
+
+    def go_back(self, optimizer: Mapping[str, Any], lr: float) -> None:
+        """Take over a saved optimiser after saved weights, under a new version. Counters go on.
+
+        lr: the saved learning rate; taken where the KL divergence adapts it, as other schedules follow the steps.
+        """
+        self.optimizer.load_state_dict(dict(optimizer))
+        if self.settings.lr_schedule == "kl_adaptive":
+            self.set_hyper(lr=lr)
         self.configure_optimizer()
         self._skipped_in_a_row = 0
         self.version += 1

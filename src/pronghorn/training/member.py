@@ -58,7 +58,8 @@ class Member:
         self.store = make_store(config, pool, self.actor.state_size, device, changed)
         self._replay_seed = derive_seed(seed, 4, index) if index else derive_seed(seed, 4)
         self.replay = make_replay(config, self._replay_seed)
-        self.lineage = 0  # how often its policy was replaced
+        self.lineage = 0  # how often its policy was replaced or went back
+        self.num_rollbacks = 0  # how often it went back to what was saved
         self.reports: list[dict[str, float]] = []  # of iterations that were not told yet
         self.seconds = {"gather": 0.0, "train": 0.0, "publish": 0.0}
 
@@ -126,10 +127,26 @@ class Member:
         Whatever is under way of the policy that it was is void, and counted. Both locks are held by the caller.
         """
         self.learner.become(donor.learner)
+        self._begin_lineage()
+        self.tracker.inherit(donor.tracker, self.lineage)
+
+    def go_back(self, saved: SavedPolicy, where: str) -> None:
+        """Be the policy that was saved: weights, normalisers, optimiser, adapted learning rate. Counters go on.
+
+        Whatever is under way of the policy that it was is void, and counted. Its lock is held by the caller.
+        Raises CheckpointError if it does not fit; then nothing has changed.
+        """
+        checkpoints.load_weights(self.model, saved.weights, where)
+        self.learner.go_back(saved.optimizer, float(saved.state["learner"]["hyper"]["lr"]))
+        self.num_rollbacks += 1
+        self._begin_lineage()
+        self.tracker.follow(self.lineage)
+
+    def _begin_lineage(self) -> None:
+        """The policy is another one from the learner's present version on: void what was begun before, act with it."""
         self.lineage += 1
         self.store.void_before(self.learner.version)
         self.replay = make_replay(self.config, derive_seed(self._replay_seed, self.lineage))
-        self.tracker.inherit(donor.tracker, self.lineage)
         self.newest = self._snapshot()
         self.publish(grant=False)
 
@@ -141,6 +158,7 @@ class Member:
         state = {
             "learner": self.learner.counters(),
             "lineage": self.lineage,
+            "num_rollbacks": self.num_rollbacks,
             "episodes": self.tracker.state(),
             "params_sha": checkpoints.params_sha(weights),
         }
@@ -158,6 +176,7 @@ class Member:
         kept = {k: v for k, v in kept.items() if f"learner.{k}" not in changed}
         learner.set_hyper(**{k: v for k, v in (chosen | kept).items() if k != "version"})
         self.lineage = int(state.get("lineage", 0))
+        self.num_rollbacks = int(state.get("num_rollbacks", 0))
         self.tracker.load_state(state["episodes"])
         sha = checkpoints.params_sha(self.model.state_dict())
         if sha != state["params_sha"]:

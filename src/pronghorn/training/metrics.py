@@ -155,6 +155,11 @@ class EpisodeTracker:
             values = [value for value, _ in self._finished] if name == "return" else list(self._records.get(name, ()))
             return float(np.mean(values[-count:])) if values else None
 
+    def follow(self, lineage: int) -> None:
+        """The policy is of this lineage now, and still itself: what is known of it stays."""
+        with self._lock:
+            self._lineage = lineage
+
     def inherit(self, other: EpisodeTracker, lineage: int) -> None:
         """The policy was overwritten by another's, and is of this lineage now: what was known of that is known of it.
 

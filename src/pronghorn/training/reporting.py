@@ -20,7 +20,7 @@ from pronghorn.training.live import LiveView, logging_to
 from pronghorn.training.member import Member
 from pronghorn.training.metrics import MetricsWriter, limiting_stage, merged
 from pronghorn.training.parts import Parts
-from pronghorn.training.saving import Evaluated
+from pronghorn.training.saving import Evaluated, Saver
 
 _LOG = logging.getLogger("pronghorn")
 
@@ -28,9 +28,9 @@ _LOG = logging.getLogger("pronghorn")
 class Reporter:
     """Collects what learners' threads tell, and writes it down at each interval's end."""
 
-    def __init__(self, parts: Parts, evaluated: Evaluated) -> None:
-        """evaluated: changes while the run goes on, and is told as it is then."""
-        self._parts, self._evaluated, self._config = parts, evaluated, parts.config
+    def __init__(self, parts: Parts, evaluated: Evaluated, saver: Saver) -> None:
+        """evaluated: changes while the run goes on, and is told as it is then. saver: its failures are told."""
+        self._parts, self._evaluated, self._config, self._saver = parts, evaluated, parts.config, saver
         self._lock = threading.Lock()  # of what learners' threads leave for the main one
         self._wait_s = 0.0  # of learners, for a batch
         self._speed = 0.0
@@ -110,6 +110,8 @@ class Reporter:
             "remote_unrolls": 0,
             "world_size": 1,
             "updates_skipped": sum(m.learner.num_skipped for m in members),
+            "rollbacks": sum(m.num_rollbacks for m in members),
+            "saves_failed": self._saver.num_failed,
             "samples_dropped": sum(m.learner.num_dropped for m in members),
             "params_sha": checkpoints.params_sha(members[0].newest.tensors),
             **parts.episodes(),

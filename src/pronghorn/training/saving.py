@@ -16,6 +16,7 @@ import numpy as np
 import tomli_w
 
 import pronghorn.training.checkpoint as checkpoints
+from pronghorn.errors import CheckpointError, NotFiniteError
 from pronghorn.evaluation.evaluate import Finished
 from pronghorn.evaluation.policy import spec_to_json
 from pronghorn.settings_file import to_toml
@@ -48,6 +49,7 @@ class Saver:
         self._parts, self._evaluated = parts, evaluated
         self._directory = parts.config.run_path
         self._last_save = time.monotonic()
+        self.num_failed = 0  # checkpoints that could not be written or were refused
 
     @property
     def seconds_since(self) -> float:
@@ -61,13 +63,37 @@ class Saver:
         spec = json.dumps(spec_to_json(self._parts.pool.spec), indent=1).encode()
         checkpoints.write_atomically(self._directory / "env.json", spec)
 
+    def save_if_possible(self, reason: str) -> int | None:
+        """The same while the run goes on: a failure is said and counted, and the next save may succeed.
+
+        Returns the number of a policy that was refused because it holds a number that is not finite.
+        """
+        try:
+            self.save(reason)
+        except CheckpointError as error:
+            self._last_save = time.monotonic()
+            _LOG.error("%s The run goes on without this checkpoint (%d failed so far).", error, self.num_failed)
+            return error.policy if isinstance(error, NotFiniteError) else None
+        return None
+
     def save(self, reason: str) -> None:
-        """A checkpoint of one moment of all policies. reason: why the run ends, or empty."""
+        """A checkpoint of one moment of all policies. reason: why the run ends, or empty.
+
+        Raises CheckpointError: it cannot be written, or holds a number that is not finite; those before stay.
+        """
+        try:
+            self._save(reason)
+        except CheckpointError:
+            self.num_failed += 1
+            raise
+
+    def _save(self, reason: str) -> None:
         parts = self._parts
         with contextlib.ExitStack() as stack:
             for member in parts.members:
                 stack.enter_context(member.lock)
             first, *others = [member.saved() for member in parts.members]
+            checkpoints.require_finite([first, *others])
             snapshots = dict(parts.league.snapshots) if parts.league else None
             path = checkpoints.save(
                 self._directory / "checkpoints", parts.updates, first.weights, first.optimizer,
@@ -82,7 +108,12 @@ class Saver:
         state = {"steps": done.steps, "eval_mean": done.result.mean, "version": done.version, "policy": done.policy}
         nothing: dict[str, Any] = {"state": {}, "param_groups": []}
         first, *others = [SavedPolicy(dict(weights), nothing, state) for weights in done.weights]
-        checkpoints.save(self._directory / "best", done.steps, *first, keep=1, others=others)
+        try:
+            checkpoints.require_finite([first, *others])
+            checkpoints.save(self._directory / "best", done.steps, *first, keep=1, others=others)
+        except CheckpointError as error:
+            self.num_failed += 1
+            _LOG.error("%s The run goes on; the best policy before stays saved.", error)
 
     def _state(self, reason: str) -> dict[str, Any]:
         """Of the run, besides its policies."""

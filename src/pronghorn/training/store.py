@@ -4,7 +4,7 @@ A slot always has one owner and one state:
 
     FREE ──acquire──▶ FILLING ──commit──▶ FULL ──take──▶ LEARNING ──release──▶ FREE
                          └──discard (its row was lost, or its policy replaced; counted)──▶ FREE
-                                            └──void_before (its policy was replaced; counted)──▶ FREE
+                                            └──void_before (its policy was replaced or went back; counted)──▶ FREE
 
 Pixels and recurrent states live where the learner computes; the small per-step numbers live in NumPy, because they
 are written a few rows at a time and read once. The record of an unroll is declared once, in `step_fields`.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
@@ -268,7 +269,7 @@ class Store:
     # ------------------------------------------------------------ learner
 
     def void_before(self, version: int) -> None:
-        """The policy was replaced, and is itself from this version on: FULL unrolls begun before it are void.
+        """The policy was replaced or went back, and is itself from this version on: FULL unrolls begun before are void.
 
         So are those that are still being filled, at their commit, unless their writer discards them before.
         """
@@ -348,6 +349,10 @@ class Store:
 
     # ------------------------------------------------------------ both
 
+    def still(self) -> AbstractContextManager[Any]:
+        """While this is held, no other thread begins, completes or takes an unroll."""
+        return self._changed
+
     def close(self) -> None:
         """Wake everyone who waits; `take` then returns None."""
         with self._changed:
@@ -395,6 +400,7 @@ class Store:
         void = full[self._started[full] < self._valid_from]
         self._status[void] = Slot.FREE
         self.num_voided += len(void)
+        self._tickets += len(void) if self.turns else 0
 
     def _expect(self, slots: Slots, state: Slot) -> None:
         wrong = slots[self._status[slots] != state]

@@ -23,7 +23,7 @@ import pronghorn.training.checkpoint as checkpoints
 import pronghorn.training.stall as stall
 from pronghorn.config import Config, derive_seed
 from pronghorn.envs.registry import resolve as resolve_name
-from pronghorn.errors import MissingExtraError
+from pronghorn.errors import DivergedError, MissingExtraError, PronghornError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
 from pronghorn.limits import require_threads
 from pronghorn.machine import limit_threads
@@ -33,6 +33,7 @@ from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.member import Member
 from pronghorn.training.parts import Parts
 from pronghorn.training.reporting import Reporter
+from pronghorn.training.rollback import Rollbacks
 from pronghorn.training.saving import Evaluated, Saver
 from pronghorn.training.signals import READER_GONE, StopSignals
 
@@ -92,7 +93,8 @@ class _Run:
         self.sampler, self.league = self.parts.sampler, self.parts.league
         self.evaluated = Evaluated.of(latest)
         self.saver = Saver(self.parts, self.evaluated)
-        self.reporter = Reporter(self.parts, self.evaluated)
+        self.reporter = Reporter(self.parts, self.evaluated, self.saver)
+        self.rollbacks = Rollbacks(self.run_dir, self.config.learner.max_rollbacks)
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._reason = ""
@@ -143,9 +145,19 @@ class _Run:
         try:
             self.reporter.report(last=True)
         finally:
-            self.saver.save(self._reason)
+            self._save_at_end()
         if self._error:
             raise self._error
+
+    def _save_at_end(self) -> None:
+        """The last state, but not in place of a good one if its losses are not finite. One error is told: the first."""
+        if isinstance(self._error, DivergedError) and checkpoints.list_checkpoints(self.run_dir / "checkpoints"):
+            return
+        try:
+            self.saver.save(self._reason)
+        except PronghornError as error:
+            _LOG.error("%s", error)
+            self._fail(error)
 
     def _say_what_stands_still(self, seconds: float, threads: list[threading.Thread]) -> None:
         state = [*stall.places(threads), *getattr(self.pool, "state", list)()]
@@ -203,7 +215,11 @@ class _Run:
             ahead = overlap and not ends and not saves  # a save starts from nothing in progress
             if ahead:
                 member.publish(grant=True)
-            report = member.train(batch, self._stop.is_set)
+            try:
+                report = member.train(batch, self._stop.is_set)
+            except DivergedError as error:
+                self._go_back(member, error, granted=ahead)
+                return False
             if not turns:
                 member.publish(grant=False)
         self.reporter.trained(member, report)
@@ -218,6 +234,15 @@ class _Run:
         if turns and not ahead:
             member.publish(grant=True)
         return False
+
+    def _go_back(self, member: Member, error: DivergedError, *, granted: bool) -> None:
+        """To the policy that was saved last. granted: the word to collect the next batch was given already."""
+        with member.store.still():
+            self.rollbacks.undo(member, error)
+            if member.store.turns:  # what follows must not depend on how far the sampler has come
+                self.sampler.request_reseed(derive_seed(self.config.seed, 13, member.num_rollbacks))
+        if member.store.turns and not granted:
+            member.publish(grant=True)
 
     # ------------------------------------------------------------ limits and signals
 
@@ -286,7 +311,10 @@ class _Run:
         """At an iteration's end, in a learner's thread, so that its policy does not move meanwhile."""
         every_s = 0.0 if self.config.deterministic else self.config.checkpoint.every_s
         if by_updates or (every_s and self.saver.seconds_since >= every_s):
-            self.saver.save(self._reason)
+            broken = self.saver.save_if_possible(self._reason)
+            if broken is not None:
+                with self.members[broken].lock:
+                    self._go_back(self.members[broken], DivergedError("Its weights are not finite."), granted=True)
         if by_updates and self.config.max_lag <= 1:
             # What follows must not depend on whether the process goes on or is a new one that resumed here.
             self.sampler.request_reseed(derive_seed(self.config.seed, 3, self.parts.updates))
