@@ -16,9 +16,10 @@ FILES = sorted(SRC.rglob("*.py"))
 LAYERS = [
     {"errors"},
     {"types", "machine", "config_population"},
+    {"untrusted"},
     {"config", "ops", "envworker"},
     {"population"},
-    {"rules", "limits", "settings_file", "launch"},
+    {"rules", "limits", "settings_file", "launch", "spec_file"},
     {"defaults", "flags"},
     {"models", "envs"},
     {
@@ -105,7 +106,7 @@ def test_a_population_knows_only_numbers() -> None:
         assert not any(isinstance(node, ast.Name) and node.id == "open" for node in nodes), path
 
 
-def test_at_most_91_source_files() -> None:
+def test_at_most_93_source_files() -> None:
     """50, and 36: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
     network in pieces are neither its shape nor its losses; a population is four questions that are asked apart: who
     meets whom, who is stronger, who is copied, and how a hyper-parameter moves; and agents that take turns are stepped
@@ -125,9 +126,10 @@ def test_at_most_91_source_files() -> None:
     The trainer runs threads; what they work with (parts), what a run writes down of its state
     (saving) and what it says of itself (reporting) are built, saved and said elsewhere. Of a cluster, the block that
     carries unrolls (wire) is apart from who fills and who reads it.
-    What a policy may go back to (rollback) is asked by no other part.
+    What a policy may go back to (rollback) is asked by no other part. Files that anybody may have written are read in
+    one way (untrusted), whatever is in them; env.json is a file like config.toml (spec_file).
     """
-    assert len([f for f in FILES if f.name != "__init__.py"]) <= 91
+    assert len([f for f in FILES if f.name != "__init__.py"]) <= 93
 
 
 def test_importing_the_package_or_the_settings_imports_no_torch() -> None:

@@ -39,8 +39,17 @@ class ConfigError(UsageError):
     """One configuration field breaks a rule."""
 
     def __init__(self, field: str, value: object, rule: str, fix: str) -> None:
-        super().__init__(f"{field} = {value!r}: {rule}. {fix}")
+        super().__init__(f"{field} = {_shown(value)}: {rule}. {fix}")
         self.field, self.value, self.rule, self.fix = field, value, rule, fix
+
+
+def _shown(value: object) -> str:
+    """A value of whatever size as a part of a message."""
+    try:
+        shown = repr(value)
+    except (ValueError, RecursionError):  # a whole number of thousands of digits, or lists in lists in lists
+        return f"({type(value).__name__} of a size that cannot be shown)"
+    return shown if len(shown) <= 1000 else f"{shown[:1000]}…"
 
 
 class UnknownEnvError(UsageError):

@@ -19,7 +19,7 @@ def validate(config: Config) -> None:
     if not config.env_names:
         raise UsageError("No environment was named. Example: pronghorn train doom:basic")
     _check_env(config)
-    _check_model(config)
+    validate_model(config)
     _check_run(config)
     _check_learner(config)
     _check_replay(config)
@@ -37,7 +37,8 @@ def _check_env(config: Config) -> None:
         raise ConfigError("env.python", config.env.python, "must be an executable file", fix)
 
 
-def _check_model(config: Config) -> None:
+def validate_model(config: Config) -> None:
+    """Check the sizes of the network. Raises ConfigError."""
     for name in ("conv_features", "core_size", "core_layers", "initial_std"):
         _positive(f"model.{name}", getattr(config.model, name))
     for width in config.model.mlp_layers:

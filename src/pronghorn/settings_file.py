@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import math
 import tomllib
 import types
 import typing
@@ -12,6 +14,9 @@ from typing import Any, Literal
 
 from pronghorn.config import Config, replace, walk
 from pronghorn.errors import ConfigError, UsageError
+from pronghorn.untrusted import MAX_TEXT_BYTES, read_bytes, shortened
+
+CONFIG_FILE = "config.toml"  # of a run
 
 
 def to_toml(config: Config, *, beyond: Config | None = None) -> dict[str, Any]:
@@ -31,15 +36,29 @@ def to_toml(config: Config, *, beyond: Config | None = None) -> dict[str, Any]:
 
 def from_toml(path: Path, base: Config | None = None) -> Config:
     """Read a TOML file over `base`. Raises UsageError: unreadable file, unknown key (with the nearest), wrong type."""
-    try:
-        tree = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read the configuration {path}: {error}") from error
-    base = base or Config()
     hints = leaf_types(Config)
-    values = {name: _convert(name, value, hints, path) for name, value in _flatten(tree, hints)}
-    config: Config = replace(base, values)
+    named = _read(path, hints)
+    for name in named:
+        if name not in hints:
+            near = difflib.get_close_matches(name[:100], hints, 1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise UsageError(f"Unknown setting '{shortened(name)}'.{hint} It stands in {path}.")
+    values = {name: _convert(name, value, hints[name], path) for name, value in named.items()}
+    config: Config = replace(base or Config(), values)
     return config
+
+
+def _read(path: Path, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """{dotted name: value} of a TOML file. Raises UsageError."""
+    try:
+        return dict(_flatten(tomllib.loads(read_bytes(path, MAX_TEXT_BYTES).decode()), hints))
+    except RecursionError:
+        why = "it is nested too deeply"
+    except OSError as error:
+        why = error.strerror or str(error)
+    except ValueError as error:  # no TOML, no UTF-8, or a whole number of thousands of digits
+        why = shortened(str(error))
+    raise UsageError(f"Cannot read the configuration {path}: {why}.")
 
 
 def _flatten(tree: Mapping[str, Any], hints: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -62,25 +81,39 @@ def leaf_types(cls: type, prefix: str = "") -> dict[str, Any]:
     return types_
 
 
-def _convert(name: str, value: Any, hints: Mapping[str, Any], path: Path) -> Any:
+def _convert(name: str, value: Any, hint: Any, path: Path) -> Any:
     """Check one TOML value against its field's type; lists become tuples and whole numbers become floats."""
-    if name not in hints:
-        return value  # `replace` names it
-    options = options_of(hints[name])
+    options = options_of(hint)
     for option in options:
         origin = typing.get_origin(option)
         if origin is Literal and value in typing.get_args(option):
             return value
         if origin is tuple and isinstance(value, list):
-            return tuple(value)
+            return _tuple_of(name, value, typing.get_args(option), path)
         if origin is dict and isinstance(value, dict):
             return {k: str(v) for k, v in value.items()}
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if option is float and type(value) in (int, float) and _is_in_range(value):
             return float(value)
-        if isinstance(option, type) and type(value) is option:
+        if isinstance(option, type) and type(value) is option and _is_in_range(value):
             return value
     wanted = " or ".join(_describe(o) for o in options if o is not type(None))
     raise ConfigError(name, value, f"must be {wanted}", f"It stands in {path}.")
+
+
+def _tuple_of(name: str, values: list[Any], elements: tuple[Any, ...], path: Path) -> tuple[Any, ...]:
+    """elements: the types of a tuple's entries; `...` behind one type: any number of entries of that."""
+    if elements[-1] is Ellipsis:
+        elements = elements[:1] * len(values)
+    if len(elements) != len(values):
+        raise ConfigError(name, values, f"must have {len(elements)} entries", f"It stands in {path}.")
+    return tuple(_convert(name, value, element, path) for value, element in zip(values, elements, strict=True))
+
+
+def _is_in_range(value: Any) -> bool:
+    """Whether it is no number of a size that nothing can count in, nan, or text that no path and no name can be."""
+    if isinstance(value, str):
+        return "\0" not in value
+    return not math.isnan(value) if isinstance(value, float) else abs(value) < 2**63
 
 
 def options_of(hint: Any) -> tuple[Any, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -23,8 +22,8 @@ from pronghorn.config import Config, replace
 from pronghorn.defaults import resolve
 from pronghorn.envs.registry import make_pool
 from pronghorn.errors import PronghornError
-from pronghorn.evaluation.policy import spec_to_json
 from pronghorn.settings_file import to_toml
+from pronghorn.spec_file import ENV_FILE, spec_bytes
 from pronghorn.training.checkpoint import write_atomically
 from pronghorn.training.metrics import read_metrics
 from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
@@ -119,7 +118,7 @@ def test_the_constant_policy_says_the_same_to_everything() -> None:
 
 def folder_of(config: Config, spec: EnvSpec, path: Path) -> Path:
     write_atomically(path / "config.toml", tomli_w.dumps(to_toml(config)).encode())
-    write_atomically(path / "env.json", json.dumps(spec_to_json(spec)).encode())
+    write_atomically(path / ENV_FILE, spec_bytes(spec))
     return path
 
 

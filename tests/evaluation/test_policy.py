@@ -17,7 +17,8 @@ from pronghorn.config import Config, Hyperparameters, replace
 from pronghorn.defaults import resolve
 from pronghorn.envworker.spaces import Actions, Observations
 from pronghorn.errors import CheckpointError, UsageError
-from pronghorn.evaluation.policy import Policy, build_model, load, load_named, spec_to_json, split_run
+from pronghorn.evaluation.policy import Policy, build_model, load, load_named, split_run
+from pronghorn.spec_file import spec_to_json
 from pronghorn.training.checkpoint import params_sha
 from pronghorn.training.learner import compute_losses
 from pronghorn.training.store import Batch

@@ -46,7 +46,7 @@ def make(
     made = make_members(arena, config, members)
     if saved is not None:
         for member, policy in zip(made, saved.policies, strict=True):
-            member.restore(policy, "here", {})
+            member.restore(policy, Path("here"), {})
             member.start_acting(arena)
     guests = Guests(config, arena, make_actor(config, arena.spec, torch.device("cpu")))
     league = League(config, arena, made, guests, seed=0, time_s=lambda: 12.5)

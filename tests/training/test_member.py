@@ -193,7 +193,7 @@ def test_all_of_a_member_comes_back_from_what_is_saved_of_it() -> None:
     saved = member.saved()
     saved = saved._replace(state=json.loads(json.dumps(saved.state)))
     _, (again, _) = crew()
-    again.restore(saved, "here", {})
+    again.restore(saved, Path("here"), {})
     assert sha(again) == sha(member)
     assert same(moments(again), moments(member))
     assert (again.lineage, again.learner.version) == (1, member.learner.version)
@@ -211,7 +211,7 @@ def test_weights_of_another_network_are_refused_by_name(damage: str) -> None:
     tensor = weights.pop(name)
     weights[name if damage == "shape" else "other"] = torch.zeros(99) if damage == "shape" else tensor
     with pytest.raises(CheckpointError, match=r"policy 1.*does not fit the model"):
-        member.restore(saved._replace(weights=weights), "policy 1", {})
+        member.restore(saved._replace(weights=weights), Path("policy 1"), {})
 
 
 # ------------------------------------------------------------------------------------------ modes

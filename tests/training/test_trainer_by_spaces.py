@@ -16,8 +16,9 @@ from pronghorn import cli
 from pronghorn.config import Config, replace
 from pronghorn.errors import CheckpointError, ConfigError, EnvError, UsageError
 from pronghorn.evaluation.players import load_player
-from pronghorn.evaluation.policy import Policies, from_weights, load, load_checkpoint, load_named, load_spec
+from pronghorn.evaluation.policy import Policies, from_weights, load, load_checkpoint, load_named
 from pronghorn.settings_file import from_toml
+from pronghorn.spec_file import load_spec
 from pronghorn.training.metrics import read_metrics
 from pronghorn.training.trainer import Result, train
 from pronghorn.types import ActionSpec, EnvSpec

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import platform
@@ -33,10 +32,10 @@ from pronghorn.config import Config, replace, walk
 from pronghorn.defaults import resolve, resolve_env
 from pronghorn.envs.registry import make_pool
 from pronghorn.errors import ConfigError, PronghornError, UsageError
-from pronghorn.evaluation.policy import spec_to_json
 from pronghorn.limits import require_threads
 from pronghorn.machine import available_cores, computes_bfloat16, pick_device
 from pronghorn.settings_file import to_toml
+from pronghorn.spec_file import ENV_FILE, spec_bytes
 from pronghorn.training.checkpoint import write_atomically
 from pronghorn.training.metrics import limiting_stage, read_metrics
 from pronghorn.training.signals import EXIT_CODES
@@ -111,7 +110,7 @@ def _look_at(config: Config) -> EnvSpec:
 
 def _measure_all(config: Config, spec: EnvSpec, folder: Path, seconds: float, say: Say) -> Record:
     _write(config, folder)
-    write_atomically(folder / "env.json", json.dumps(spec_to_json(spec)).encode())
+    write_atomically(folder / ENV_FILE, spec_bytes(spec))
     device, cores = pick_device(config.device).type, usable_cores()
     stages = _measure_stages(config, folder, cores, on_gpu=device != "cpu", seconds=STAGE_SHARE * seconds, say=say)
     stages["acting"]["rows"] = acting_rows(config, spec)

@@ -27,11 +27,12 @@ from pronghorn.config import Config, replace
 from pronghorn.envs.registry import make_pool
 from pronghorn.errors import EnvError, PronghornError
 from pronghorn.evaluation.at_rows import random_actions
-from pronghorn.evaluation.policy import build_model, load_spec, make_actor
+from pronghorn.evaluation.policy import build_model, make_actor
 from pronghorn.machine import keep_memory_mapped, limit_threads, pick_device
 from pronghorn.models.actor_critic import ActorCritic, ModelOutput
 from pronghorn.ops.distributions import num_params
 from pronghorn.settings_file import from_toml
+from pronghorn.spec_file import load_spec
 from pronghorn.training.acting import EagerActing, Snapshot, make_acting
 from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker

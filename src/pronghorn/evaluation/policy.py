@@ -24,9 +24,19 @@ from pronghorn.envworker.spaces import action_builder
 from pronghorn.errors import CheckpointError, UsageError
 from pronghorn.models.actor_critic import ActorCritic
 from pronghorn.ops.distributions import to_env
-from pronghorn.settings_file import from_toml
-from pronghorn.training.checkpoint import Checkpoint, load_latest, load_snapshot, load_weights
-from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec, LeafSpec, Signature
+from pronghorn.rules import validate_model
+from pronghorn.settings_file import CONFIG_FILE, from_toml
+from pronghorn.spec_file import ENV_FILE, load_spec
+from pronghorn.training.checkpoint import (
+    STATE_FILE,
+    Checkpoint,
+    load_latest,
+    load_snapshot,
+    load_weights,
+    require_shapes,
+)
+from pronghorn.types import LAST_ACTION, LAST_REWARD, EnvSpec, LeafSpec
+from pronghorn.untrusted import shortened, usable, whole
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,7 @@ class Policy:
         config: Config, spec: EnvSpec, weights: Mapping[str, Tensor], *, device: str = "cpu", checkpoint: str = ""
     ) -> Policy:
         """A policy of a run's settings and weights. Raises CheckpointError if they do not fit."""
+        require_fit(config, spec, weights, checkpoint or "the snapshot")
         model = build_model(config.model, spec).to(device)
         load_weights(model, {k: v.to(device) for k, v in weights.items()}, checkpoint or "the snapshot")
         return Policy(model, config, spec, checkpoint=checkpoint)
@@ -208,6 +219,22 @@ def from_weights(
     return Policies(policies, spec, checkpoint=checkpoint)
 
 
+def require_fit(config: Config, spec: EnvSpec, weights: Mapping[str, Tensor], where: str) -> None:
+    """Refuse weights of another network, before any memory is taken for the one that the settings describe.
+
+    Raises CheckpointError.
+    """
+    why = f"{where} does not fit the model that {CONFIG_FILE} and {ENV_FILE} beside it describe"
+    if config.model.core_layers > len(weights) or len(config.model.mlp_layers) > len(weights):
+        raise CheckpointError(f"{why}: it has fewer tensors than that has layers.")
+    try:
+        with torch.device("meta"):  # shapes only
+            model = build_model(config.model, spec)
+    except Exception as error:
+        raise CheckpointError(f"{why}, since none can be built: {shortened(str(error))}") from error
+    require_shapes(model, weights, where)
+
+
 def require_number(spec: EnvSpec, count: int, where: str) -> None:
     """Refuse so many saved policies where there must be one for each signature. Raises CheckpointError."""
     if count != len(spec.signatures):
@@ -247,11 +274,15 @@ def who_plays(spec: EnvSpec) -> str:
 
 
 def _load_config(run_dir: Path) -> Config:
-    if not (run_dir / "config.toml").is_file():
+    path = run_dir / CONFIG_FILE
+    if not path.exists():
         raise CheckpointError(
-            f"{run_dir} is not a run directory: it has no config.toml. Give the --run-dir of a training run."
+            f"{run_dir} is not a run directory: it has no {CONFIG_FILE}. Give the --run-dir of a training run."
         )
-    return from_toml(run_dir / "config.toml")
+    config = from_toml(path)
+    with usable(path):
+        validate_model(config)
+    return config
 
 
 def split_run(text: str) -> tuple[Path, str]:
@@ -288,7 +319,8 @@ def _chosen(saved: Checkpoint, policy: int | None, snapshot: str) -> tuple[Mappi
         return load_snapshot(saved.path, snapshot), f":{snapshot}"
     policies = saved.policies
     if policy is None:
-        policy = int(saved.state.get("leader", 0))
+        with usable(saved.path / STATE_FILE):
+            policy = whole(saved.state.get("leader", 0))
     if not 0 <= policy < len(policies):
         raise CheckpointError(f"{saved.path} holds no policy {policy}: it has 0 to {len(policies) - 1}.")
     return policies[policy].weights, f":{policy}" if len(policies) > 1 else ""
@@ -302,43 +334,6 @@ def load_checkpoint(run_dir: Path, *, best: bool = False) -> Checkpoint:
             "or train with --eval.every-s 300."
         )
     return load_latest(run_dir / ("best" if best else "checkpoints"), warn=lambda text: print(text, file=sys.stderr))
-
-
-def load_spec(run_dir: Path) -> EnvSpec:
-    """What the run's environment looked like. Raises CheckpointError."""
-    try:
-        return EnvSpec.from_json(json.loads((run_dir / "env.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"Cannot read {run_dir / 'env.json'}: {error!r}.") from error
-
-
-def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
-    """The JSON that `EnvSpec.from_json` reads."""
-    return _spaces_to_json(spec) | {
-        "rows_per_env": spec.rows_per_env,
-        "rows_wait": spec.rows_wait,
-        "frame_skip": spec.frame_skip,
-        "info": spec.info,
-        "render_fps": spec.render_fps,
-        "name": spec.name,
-        "agents": spec.agents,
-        "rewards": dict(spec.rewards),
-        "signatures": [
-            _spaces_to_json(one) | {"rows": one.rows, "leaves": dict(one.leaves)} for one in spec.signatures
-        ],
-    }
-
-
-def _spaces_to_json(of: EnvSpec | Signature) -> dict[str, Any]:
-    return {
-        "observation": {
-            name: {"shape": leaf.shape, "dtype": leaf.dtype, "kind": leaf.kind, "layout": leaf.layout,
-                   "low": str(leaf.low), "high": str(leaf.high), "n": leaf.n, "start": leaf.start}
-            for name, leaf in of.observation.items()
-        },
-        "action": {"discrete": of.action.discrete, "low": of.action.low, "high": of.action.high,
-                   "tree": json.loads(of.action.tree) if of.action.tree else None},
-    }  # fmt: skip
 
 
 def build_model(settings: ModelConfig, spec: EnvSpec) -> ActorCritic:

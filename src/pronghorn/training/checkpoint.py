@@ -3,7 +3,7 @@
     <run>/checkpoints/<updates, zero-padded>/
         weights.safetensors     parameters and normaliser statistics
         optimizer.safetensors   the optimiser's tensors, named "<parameter index>/<name>"
-        state.json              counters, hyper-parameters, statistics, and a SHA-256 of each file
+        state.json              counters, hyper-parameters, statistics, and a SHA-256 of each file, itself included
         policies/1/…            weights and optimiser of further policies of a population
         snapshots/0@1000.safetensors    frozen policies to play against: member 0 after 1,000 steps
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,17 +26,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from pronghorn.errors import CheckpointError, NotFiniteError, RunDirError
+from pronghorn.training.optimizers import MOMENTS
+from pronghorn.untrusted import MAX_TEXT_BYTES, parse_json, read_bytes, sealed_json, shortened, unseal, usable, whole
 
-FORMAT = 3  # 2: PopArt's mean and deviation beside the sums they come from; 3: two groups of the optimiser
+# 2: PopArt's mean and deviation beside the sums they come from; 3: two groups of the optimiser; 4: the state has a
+# checksum of itself.
+FORMAT = 4
+_READABLE = (3, FORMAT)
+STATE_FILE = "state.json"
 _TEMPORARY, _REPLACED = ".partial-", ".replaced-"
-_WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+_WEIGHTS, _OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 _SNAPSHOTS = "snapshots"
+_SNAPSHOT = re.compile(rf"{_SNAPSHOTS}/([0-9]{{1,9}}@[0-9]{{1,18}})\.safetensors")  # a name that leads nowhere else
 
 
 class SavedPolicy(NamedTuple):
@@ -144,7 +150,7 @@ def save(
     sha256 |= {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     more = {"others": records[1:]} if others else {}
     record = {"format": FORMAT, "updates": updates, "sha256": sha256, **records[0], **more}
-    files[_STATE] = json.dumps(record, indent=1, allow_nan=False).encode()
+    files[STATE_FILE] = sealed_json(record)
     links = {_snapshot_file(name): one.file for name, one in snapshots.items() if one.file is not None}
     try:
         final = _write_checkpoint(directory, f"{updates:012d}", files, links, keep)
@@ -192,8 +198,15 @@ def _write_checkpoint(directory: Path, name: str, files: dict[str, bytes], links
     partial.rename(final)
     _sync_directory(directory)
     for old in (*replaced.parent.glob(replaced.name), *list_checkpoints(directory)[:-keep]):
-        shutil.rmtree(old)
+        _remove(old)
     return final
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _link(source: Path, target: Path) -> None:
@@ -204,12 +217,15 @@ def _link(source: Path, target: Path) -> None:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Complete checkpoints, oldest first. One that was being replaced is there as long as its successor is not."""
+    """All that were given their name, oldest first, so whole unless they were damaged since.
+
+    One that was being replaced is there as long as its successor is not.
+    """
     if not directory.is_dir():
         return []
-    named = {p.name: p for p in directory.iterdir() if (p / _STATE).is_file()}
+    named = {path.name: path for path in directory.iterdir()}
     replaced = {n.removeprefix(_REPLACED): p for n, p in named.items() if n.startswith(_REPLACED)}
-    return [path for name, path in sorted((replaced | named).items()) if name.isdigit()]
+    return [path for name, path in sorted((replaced | named).items()) if name.isascii() and name.isdigit()]
 
 
 def remove_partial(directory: Path) -> None:
@@ -251,7 +267,7 @@ def load(path: Path, *, snapshots: bool = False) -> Checkpoint:
 
     snapshots: read frozen policies too.
     """
-    record = _read_state(path / _STATE)
+    record = _read_state(path / STATE_FILE)
     sha256, others = record["sha256"], record.pop("others", [])
     policies = [_load_policy(path, index, state, sha256) for index, state in enumerate((record, *others))]
     frozen = {}
@@ -263,7 +279,7 @@ def load(path: Path, *, snapshots: bool = False) -> Checkpoint:
 
 def load_snapshot(path: Path, name: str) -> dict[str, Tensor]:
     """Weights of one frozen policy of a checkpoint. Raises CheckpointError."""
-    record = _read_state(path / _STATE)
+    record = _read_state(path / STATE_FILE)
     names = snapshot_names(record)
     if name not in names:
         raise CheckpointError(f"{path} holds no snapshot {name!r}. It holds: {', '.join(names) or 'none'}.")
@@ -272,38 +288,78 @@ def load_snapshot(path: Path, name: str) -> dict[str, Tensor]:
 
 def snapshot_names(state: Mapping[str, Any]) -> list[str]:
     """Names of the frozen policies that a checkpoint with this state holds."""
-    prefix, suffix = f"{_SNAPSHOTS}/", ".safetensors"
-    return [file.removeprefix(prefix).removesuffix(suffix) for file in state["sha256"] if file.startswith(prefix)]
+    return [found[1] for found in map(_SNAPSHOT.fullmatch, state["sha256"]) if found]
 
 
 def _load_policy(path: Path, index: int, state: dict[str, Any], sha256: Mapping[str, str]) -> SavedPolicy:
     weights, tensors = (_load_tensors(path, _folder(index) + file, sha256) for file in (_WEIGHTS, _OPTIMIZER))
-    return SavedPolicy(weights, _join_optimizer(tensors, state.pop("optimizer")), state)
+    with usable(path / STATE_FILE):
+        optimizer = _join_optimizer(tensors, state.pop("optimizer"))
+    return SavedPolicy(weights, optimizer, state)
 
 
 def _load_tensors(path: Path, file: str, sha256: Mapping[str, str]) -> dict[str, Tensor]:
     """The tensors of a file that has the right checksum."""
-    data = _read(path / file)
+    with usable(path / file):
+        data = read_bytes(path / file)
     if hashlib.sha256(data).hexdigest() != sha256.get(file):
-        raise CheckpointError(f"{path / file} differs from its checksum in {_STATE}: it is damaged or was replaced.")
+        why = f"differs from its checksum in {STATE_FILE}: it is damaged or was replaced"
+        raise CheckpointError(f"{path / file} {why}.")
     try:
         return load_tensors(data)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path / file} is not a safetensors file: {error}") from error
+    except Exception as error:  # whatever the reader stumbles over
+        raise CheckpointError(f"{path / file} is not a safetensors file: {shortened(str(error))}") from error
 
 
 def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
     """Put weights into a model. Raises CheckpointError when names or shapes differ; then nothing was loaded."""
+    require_shapes(model, weights, where)
+    model.load_state_dict(weights)
+
+
+def require_shapes(model: torch.nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Refuse weights whose names, shapes or kinds of numbers are not the model's. Raises CheckpointError."""
     wanted = model.state_dict()
     missing, extra = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
     wrong = [f"{k} {tuple(weights[k].shape)} != {tuple(v.shape)}" for k, v in wanted.items()
              if k in weights and weights[k].shape != v.shape]  # fmt: skip
+    wrong += [f"{k} {weights[k].dtype} for {v.dtype}" for k, v in wanted.items()
+              if k in weights and weights[k].is_floating_point() != v.is_floating_point()]  # fmt: skip
     if missing or extra or wrong:
+        shown = shortened(f"missing {missing[:3]}, unknown {extra[:3]}, shapes {wrong[:3]}")
         raise CheckpointError(
-            f"{where} does not fit the model: missing {missing[:3]}, unknown {extra[:3]}, shapes {wrong[:3]}. "
-            "It was saved with other [model] settings or another environment."
+            f"{where} does not fit the model: {shown}. It was saved with other [model] settings or another environment."
         )
-    model.load_state_dict(weights)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], where: Path) -> None:
+    """Give an optimiser its saved moments; its settings stay its own. where: the checkpoint.
+
+    Raises CheckpointError when they are not those of its parameters; then nothing was loaded.
+    """
+    with usable(where / STATE_FILE):
+        own, groups = optimizer.state_dict()["param_groups"], saved["param_groups"]
+        if [group["params"] for group in own] != [group["params"] for group in groups]:
+            raise ValueError("the optimiser's groups are not those of this model")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    with usable(where / _OPTIMIZER):
+        _require_moments(saved["state"], parameters, MOMENTS[type(optimizer).__name__])
+        optimizer.load_state_dict({"state": saved["state"], "param_groups": own})
+
+
+def _require_moments(
+    state: Mapping[int, Mapping[str, Any]], parameters: Sequence[Tensor], moments: frozenset[str]
+) -> None:
+    """Parameters that were trained have the moments of their shape, and some a count of one number."""
+    if not state.keys() <= set(range(len(parameters))):
+        raise ValueError("the optimiser's state is not that of this model's parameters")
+    for index, entries in state.items():
+        if entries.keys() != moments:
+            raise ValueError(f"parameter {index} has {shortened(str(sorted(entries)))} and needs {sorted(moments)}")
+        for name, value in entries.items():
+            shape = torch.Size() if name == "step" else parameters[index].shape
+            if not torch.is_tensor(value) or value.shape != shape or not value.is_floating_point():
+                raise ValueError(f"'{index}/{name}' is no such number of its parameter")
 
 
 def require_finite(policies: Sequence[SavedPolicy]) -> None:
@@ -327,6 +383,7 @@ def params_sha(tensors: dict[str, Tensor]) -> str:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file whole or not at all."""
     partial = path.with_name(_TEMPORARY + path.name)
+    partial.unlink(missing_ok=True)  # a link would have its target written
     _write_durably(partial, data)
     os.replace(partial, path)
 
@@ -353,23 +410,32 @@ def _join_optimizer(tensors: dict[str, Tensor], numbers: dict[str, Any]) -> dict
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(_read(path))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    wanted = {"format": int, "sha256": dict, "optimizer": dict, "updates": int}
-    if not isinstance(record, dict) or any(not isinstance(record.get(k), t) for k, t in wanted.items()):
-        raise CheckpointError(f"{path} is not a Pronghorn checkpoint: it lacks {', '.join(wanted)}.")
-    if record["format"] != FORMAT:
-        raise CheckpointError(f"{path} has format {record['format']}; this version reads format {FORMAT}.")
+    """The record of a state.json whose parts have their kinds; a plain dictionary."""
+    with usable(path):
+        data = read_bytes(path, MAX_TEXT_BYTES)
+        record = parse_json(data)
+        wanted = {"format": int, "sha256": dict, "optimizer": dict, "updates": int}
+        if not isinstance(record, dict) or any(not isinstance(record.get(k), t) for k, t in wanted.items()):
+            raise CheckpointError(f"{path} is not a Pronghorn checkpoint: it lacks {', '.join(wanted)}.")
+        if record["format"] not in _READABLE:
+            known = " and ".join(map(str, _READABLE))
+            raise CheckpointError(f"{path} has format {record['format']}; this version reads the formats {known}.")
+        if record["format"] == FORMAT:
+            unseal(record, data)
+        _check_record(record)
     return record
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from error
+def _check_record(record: Mapping[str, Any]) -> None:
+    """Raises ValueError, or what else a wrong kind of value raises, if its own parts are not what `save` writes."""
+    whole(record["updates"])
+    others = record.get("others", [])
+    if not isinstance(others, list) or not all(isinstance(other["optimizer"], dict) for other in others):
+        raise ValueError("its further policies are no list of records")
+    files = {_folder(index) + file for index in range(1 + len(others)) for file in (_WEIGHTS, _OPTIMIZER)}
+    foreign = [name for name in record["sha256"] if name not in files and not _SNAPSHOT.fullmatch(name)]
+    if foreign or not files <= record["sha256"].keys():
+        raise ValueError(f"its checksums are of other files than a checkpoint has: {shortened(str(foreign[:3]))}")
 
 
 def _write_durably(path: Path, data: bytes) -> None:

@@ -30,13 +30,14 @@ from pronghorn.evaluation.players import load_player
 from pronghorn.population.matchmaking import Match, Matchmaker, Player
 from pronghorn.population.pbt import PBT, REWARD, Decision, check_layout
 from pronghorn.population.ratings import Outcome, Rating, Ratings
-from pronghorn.training.checkpoint import Checkpoint, Frozen, write_atomically
+from pronghorn.training.checkpoint import STATE_FILE, Checkpoint, Frozen, write_atomically
 from pronghorn.training.guests import Guests
 from pronghorn.training.member import Member
 from pronghorn.training.metrics import POPULATION_FILE, RATINGS_FILE, read_lines
 from pronghorn.training.sampler import Seats
 from pronghorn.training.seats import DealtSeats, MatchSeats, Result
 from pronghorn.types import EnvSpec, Pool, Ready
+from pronghorn.untrusted import number, usable, whole
 
 RATINGS_EVERY_S = 10.0
 EPISODES_PER_ROW = 2  # of a round: with fewer, the short ones, which end first, would speak for all
@@ -328,14 +329,20 @@ class League:
             return out
 
     def _load(self, saved: Checkpoint) -> None:
+        with usable(saved.path / STATE_FILE):
+            self._restore(saved)
+
+    def _restore(self, saved: Checkpoint) -> None:
         state = saved.state.get("league")
         if state is None or len(state["points"]) != len(self.members):
             rule = "cannot change when a run is resumed"
             raise ConfigError("population.members, selfplay", len(self.members), rule, "Start a new run.")
         for own, points in zip(self._points, state["points"], strict=True):
-            own.extend(points)
-        self.active = [int(i) for i in state["active"]]
-        self._whole_at_copy = list(state.get("whole_at_copy", self._whole_at_copy))
+            own.extend(map(number, points))
+        self.active = [whole(i) for i in state["active"]]
+        self._whole_at_copy = [None if n is None else whole(n) for n in state.get("whole_at_copy", self._whole_at_copy)]
+        if len(self._whole_at_copy) != len(self.members) or not {*self.active} <= {*range(len(self.members))}:
+            raise ValueError("its members are not those of this run")
         if self.pbt:
             self.pbt.load_state(state["pbt"])
             for member in self.members:
@@ -399,5 +406,6 @@ def _append(path: Path, lines: Sequence[str]) -> None:
 def _cut(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Leave out the lines of what will be done again, and any that a crash tore."""
     if path.exists():
-        kept = [json.dumps(line) + "\n" for line in read_lines(path) if keep(line)]
+        with usable(path):
+            kept = [json.dumps(line) + "\n" for line in read_lines(path) if keep(line)]
         write_atomically(path, "".join(kept).encode())

@@ -29,6 +29,7 @@ from pronghorn.training.optimizers import make_optimizer
 from pronghorn.training.pieces import Pieces, arithmetic
 from pronghorn.training.store import Batch
 from pronghorn.training.world import World
+from pronghorn.untrusted import whole as whole_number
 
 EPSILON_CORRECTION = 1e-6  # Espeholt et al. 2018, §5.2.2
 LR_BOUNDS = (1e-6, 1e-2)  # of the adaptive learning rate
@@ -399,8 +400,9 @@ class Learner:
 
     def load_counters(self, saved: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's counters; hyper-parameters are set by the caller."""
-        self.version, self.updates, self.steps = saved["version"], saved["updates"], saved["steps"]
-        self.num_skipped, self.num_dropped = saved["num_skipped"], saved["num_dropped"]
+        self.version, self.updates, self.steps, self.num_skipped, self.num_dropped = (
+            whole_number(saved[name]) for name in ("version", "updates", "steps", "num_skipped", "num_dropped")
+        )
 
 
 def compute_losses(

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import pronghorn.training.checkpoint as checkpoints
 from pronghorn.config import Config, derive_seed
-from pronghorn.errors import ConfigError, PronghornError
+from pronghorn.errors import CheckpointError, ConfigError
 from pronghorn.evaluation.policy import build_model, make_actor
 from pronghorn.training.acting import Snapshot, make_acting
 from pronghorn.training.checkpoint import SavedPolicy
@@ -23,6 +24,7 @@ from pronghorn.training.metrics import EpisodeTracker, merged
 from pronghorn.training.player import Player, Publisher
 from pronghorn.training.store import Batch, Slots, make_replay, make_store, stored_leaves
 from pronghorn.types import PoolRows
+from pronghorn.untrusted import number, usable, whole
 
 
 class Member:
@@ -164,20 +166,27 @@ class Member:
         }
         return SavedPolicy(weights, self.learner.optimizer.state_dict(), state)
 
-    def restore(self, saved: SavedPolicy, where: str, changed: Mapping[str, Any]) -> None:
-        """Be what was saved. changed: settings, by dotted name, that this resume changes on purpose."""
+    def restore(self, saved: SavedPolicy, where: Path, changed: Mapping[str, Any]) -> None:
+        """Be what was saved. where: the checkpoint. changed: settings, by dotted name, that this resume changes.
+
+        Raises CheckpointError.
+        """
         state, learner = saved.state, self.learner
-        checkpoints.load_weights(self.model, saved.weights, where)
-        learner.optimizer.load_state_dict(saved.optimizer)
+        checkpoints.load_weights(self.model, saved.weights, str(where))
+        checkpoints.load_optimizer(learner.optimizer, saved.optimizer, where)
         learner.configure_optimizer()  # the saved state brings its own settings along
+        with usable(where / checkpoints.STATE_FILE):
+            self._restore_state(state, changed)
+        sha = checkpoints.params_sha(self.model.state_dict())
+        if sha != state["params_sha"]:
+            raise CheckpointError(f"{where}: restored weights have params_sha {sha}, saved was {state['params_sha']}.")
+
+    def _restore_state(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        learner = self.learner
         learner.load_counters(state["learner"])
         # Saved values win, since schedules and populations moved them, except those that were changed on purpose.
         chosen, kept = vars(learner.hyper), state["learner"]["hyper"]
-        kept = {k: v for k, v in kept.items() if f"learner.{k}" not in changed}
+        kept = {k: number(v) for k, v in kept.items() if f"learner.{k}" not in changed}
         learner.set_hyper(**{k: v for k, v in (chosen | kept).items() if k != "version"})
-        self.lineage = int(state.get("lineage", 0))
-        self.num_rollbacks = int(state.get("num_rollbacks", 0))
+        self.lineage, self.num_rollbacks = whole(state.get("lineage", 0)), whole(state.get("num_rollbacks", 0))
         self.tracker.load_state(state["episodes"])
-        sha = checkpoints.params_sha(self.model.state_dict())
-        if sha != state["params_sha"]:
-            raise PronghornError(f"{where}: restored weights have params_sha {sha}, saved was {state['params_sha']}.")

@@ -233,7 +233,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def _parse_line(line: str) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or numbers or depths that no line of ours has
         return None
     return record if isinstance(record, dict) else None
 

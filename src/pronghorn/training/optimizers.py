@@ -9,6 +9,12 @@ import torch
 
 from pronghorn.config import LearnerConfig
 
+MOMENTS = {  # what each optimiser knows of a parameter, once it was trained
+    "Adam": frozenset(("step", "exp_avg", "exp_avg_sq")),
+    "RMSprop": frozenset(("step", "square_avg")),
+    "RMSPropTF": frozenset(("square_avg",)),
+}
+
 
 class RMSPropTF(torch.optim.Optimizer):
     """RMSProp as TensorFlow 1 has it, which IMPALA's ε belongs to: ε inside the root, accumulators start at 1."""

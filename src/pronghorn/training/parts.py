@@ -20,12 +20,13 @@ from pronghorn.config import Config, derive_seed, walk
 from pronghorn.defaults import resolve
 from pronghorn.envs.own_rows import OwnRows
 from pronghorn.envs.registry import make_pool
+from pronghorn.errors import CheckpointError
 from pronghorn.evaluation.policy import make_actor, require_number
 from pronghorn.limits import crowded, require_store
 from pronghorn.machine import available_memory, keep_memory_mapped, limit_threads, pick_devices
 from pronghorn.rules import changed_settings
 from pronghorn.settings_file import from_toml
-from pronghorn.training.checkpoint import Checkpoint
+from pronghorn.training.checkpoint import STATE_FILE, Checkpoint
 from pronghorn.training.guests import Guests
 from pronghorn.training.league import League
 from pronghorn.training.member import Member
@@ -35,6 +36,7 @@ from pronghorn.training.player import RowPlayer
 from pronghorn.training.sampler import Sampler
 from pronghorn.training.store import step_fields, stored_leaves
 from pronghorn.types import Pool, PoolRows
+from pronghorn.untrusted import number, usable
 
 
 class Parts:
@@ -43,7 +45,10 @@ class Parts:
     def __init__(self, config: Config, latest: Checkpoint | None, started_at: float) -> None:
         """latest: what to go on from; None begins. started_at: `time.time()` from which the run's seconds count."""
         self.started_at, self.latest = started_at, latest
-        self.previous_s = 0.0 if latest is None else float(latest.state["time_s"])
+        self.previous_s = 0.0
+        if latest is not None:
+            with usable(latest.path / STATE_FILE):
+                self.previous_s = number(latest.state["time_s"])
         self.notes: list[str] = []  # to be said once the log is open
         keep_memory_mapped()
         if config.log.live != "off":
@@ -108,14 +113,17 @@ class Parts:
         self.notes += [f"changed: {name} {old} -> {new}" for name, (old, new) in changed.items()]
         if self.own:
             require_number(self.pool.spec, len(saved.policies), str(saved.path))
+        if len(saved.policies) != len(self.members):
+            why = f"has policies: {len(saved.policies)}, and this run trains {len(self.members)}"
+            raise CheckpointError(f"{saved.path / STATE_FILE} {why}.")
         for member, policy in zip(self.members, saved.policies, strict=True):
-            member.restore(policy, str(saved.path), changed)
+            member.restore(policy, saved.path, changed)
 
     def _who_plays(self) -> NDArray[np.int64]:
         """[rows] index of the player of each row when the run begins: of its signature, or the first."""
         playing = np.zeros(self.pool.num_rows, np.int64)
-        for number, own in enumerate(self.own):
-            playing[own.rows] = number
+        for player, own in enumerate(self.own):
+            playing[own.rows] = player
         return playing
 
     def _make_league(self, config: Config, seed: int, players: list[RowPlayer]) -> League | None:

@@ -6,7 +6,6 @@ checkpoint.py knows how; here is what belongs together. When to save is said by 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
 from dataclasses import dataclass
@@ -18,10 +17,11 @@ import tomli_w
 import pronghorn.training.checkpoint as checkpoints
 from pronghorn.errors import CheckpointError, NotFiniteError
 from pronghorn.evaluation.evaluate import Finished
-from pronghorn.evaluation.policy import spec_to_json
 from pronghorn.settings_file import to_toml
+from pronghorn.spec_file import ENV_FILE, spec_bytes
 from pronghorn.training.checkpoint import Checkpoint, SavedPolicy
 from pronghorn.training.parts import Parts
+from pronghorn.untrusted import number, usable
 
 _LOG = logging.getLogger("pronghorn")
 
@@ -36,9 +36,12 @@ class Evaluated:
     @staticmethod
     def of(saved: Checkpoint | None) -> Evaluated:
         """As they were when a run was saved, or before the first evaluation."""
-        state = {"eval_mean": None, "best_return": None} if saved is None else saved.state
-        best = state["best_return"]
-        return Evaluated(state["eval_mean"], -float("inf") if best is None else float(best))
+        if saved is None:
+            return Evaluated()
+        with usable(saved.path / checkpoints.STATE_FILE):
+            last, best = (None if value is None else number(value)
+                          for value in (saved.state["eval_mean"], saved.state["best_return"]))  # fmt: skip
+        return Evaluated(last, -float("inf") if best is None else best)
 
 
 class Saver:
@@ -60,8 +63,7 @@ class Saver:
         """What others need to know of the run: its settings and its environment."""
         config = tomli_w.dumps(to_toml(self._parts.config)).encode()
         checkpoints.write_atomically(self._directory / "config.toml", config)
-        spec = json.dumps(spec_to_json(self._parts.pool.spec), indent=1).encode()
-        checkpoints.write_atomically(self._directory / "env.json", spec)
+        checkpoints.write_atomically(self._directory / ENV_FILE, spec_bytes(self._parts.pool.spec))
 
     def save_if_possible(self, reason: str) -> int | None:
         """The same while the run goes on: a failure is said and counted, and the next save may succeed.

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-
 import pronghorn.training.checkpoint as checkpoints
 import pronghorn.training.stall as stall
 from pronghorn.config import Config, derive_seed
@@ -36,6 +34,7 @@ from pronghorn.training.reporting import Reporter
 from pronghorn.training.rollback import Rollbacks
 from pronghorn.training.saving import Evaluated, Saver
 from pronghorn.training.signals import READER_GONE, StopSignals
+from pronghorn.untrusted import number, usable, whole
 
 POLL_S = 0.1
 
@@ -333,18 +332,20 @@ def _already_finished(config: Config, latest: Checkpoint | None) -> Result | Non
     if latest is None:
         return None
     state, until = latest.state, config.eval.until_return
-    steps = sum(int(policy.state["learner"]["steps"]) for policy in latest.policies)
-    frames = steps * int(state["frame_skip"])
+    with usable(latest.path / checkpoints.STATE_FILE):
+        steps = sum(whole(policy.state["learner"]["steps"]) for policy in latest.policies)
+        frames, seconds = steps * whole(state["frame_skip"], 1), number(state["time_s"])
+    evaluated = Evaluated.of(latest)
     if config.steps is not None and steps >= config.steps:
         what = f"{steps:,} of {config.steps:,} steps"
     elif config.frames is not None and frames >= config.frames:
         what = f"{frames:,} of {config.frames:,} frames"
-    elif until is not None and (state["eval_mean"] or -np.inf) >= until:
-        what = f"an evaluated return of {state['eval_mean']:.4g} (asked for: {until:.4g})"
+    elif until is not None and evaluated.last is not None and evaluated.last >= until:
+        what = f"an evaluated return of {evaluated.last:.4g} (asked for: {until:.4g})"
     else:
         return None
     print(f"Already at {what}: nothing to do. Ask for more to go on.", file=sys.stderr)
     return Result(
-        config.run_path, steps, frames, int(latest.state["updates"]), float(state["time_s"]), "finished already",
-        None, state["eval_mean"], 0,
+        config.run_path, steps, frames, latest.state["updates"], seconds, "finished already",
+        None, evaluated.last, 0,
     )  # fmt: skip
