@@ -28,7 +28,8 @@ from pronghorn.evaluation.policy import Policy, load
 from pronghorn.training.checkpoint import list_checkpoints, snapshot_names
 
 SECONDS = 60  # of a match
-COMMON = ("--env.args", "timeout_tics", str(35 * SECONDS), "--model.core-size", "256", "--model.conv-features", "256")
+COMMON = ("--env.args", "timeout_tics", str(35 * SECONDS), "--model.core-size", "256", "--model.conv-features", "256",
+          "--env.step-timeout-s", "600")  # patient where other work has the cores
 ARMS = {
     "self_play": ("doom:duel", "--env.workers", "8", "--selfplay.self-weight", "0.7",
                   "--selfplay.snapshot-weight", "0.3"),
@@ -39,9 +40,10 @@ ENVS = 8
 
 
 def train(arm: str, frames: int, folder: Path) -> None:
-    """One run, unless it was made before."""
+    """One run, unless it was made before. SystemExit: it did not reach its frames, so there is nothing to compare."""
     every = ("--selfplay.add-every-steps", str(frames // 40)) if arm == "self_play" else ()
-    runs.train(folder / arm, *ARMS[arm], *every, *COMMON, "--frames", str(frames), go_on=True)
+    if not runs.train(folder / arm, *ARMS[arm], *every, *COMMON, "--frames", str(frames), go_on=True):
+        raise SystemExit(f"{arm} ended before {frames:,} frames: start the script again to go on, or ask for fewer")
 
 
 def against_bot(policy: Policy, matches: int, seed: int = 3) -> dict[str, int]:
