@@ -29,11 +29,11 @@ from pronghorn.training.checkpoint import list_checkpoints, snapshot_names
 
 SECONDS = 60  # of a match
 COMMON = ("--env.args", "timeout_tics", str(35 * SECONDS), "--model.core-size", "256", "--model.conv-features", "256",
-          "--env.step-timeout-s", "600")  # patient where other work has the cores
+          "--learner.batch-unrolls", "32", "--env.step-timeout-s", "600")  # patient where other work has the cores
 ARMS = {
-    "self_play": ("doom:duel", "--env.workers", "8", "--selfplay.self-weight", "0.7",
-                  "--selfplay.snapshot-weight", "0.3"),
-    "bots": ("doom:duel_bots", "--env.workers", "16"),
+    "self_play": ("doom:duel", "--env.workers", "8", "--env.envs-per-worker", "1", "--env.groups", "1",
+                  "--selfplay.self-weight", "0.7", "--selfplay.snapshot-weight", "0.3"),
+    "bots": ("doom:duel_bots", "--env.workers", "16", "--env.envs-per-worker", "1", "--env.groups", "1"),
 }  # fmt: skip  # as many agents at a time in both
 PAST_SELVES = 3
 ENVS = 8
