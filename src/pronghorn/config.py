@@ -293,6 +293,9 @@ class Config:
     graphs: Literal["auto", "on", "off"] = "auto"
     """CUDA graphs of acting and of optimiser steps on a GPU, which start hundreds of operations as one. auto: single
     operations instead, with a warning, where a graph cannot be made or gives other results; on: that is an error."""
+    stall_timeout_s: float = 300.0
+    """Seconds that one piece of work of a thread (an optimiser step, a save) may take; then the run saves and ends with
+    an error that shows who waits for whom. Environments have --env.step-timeout-s. 0: it is only told."""
     deterministic: bool = False
     """Bitwise reproducible on a CPU from the seed; needs --max-lag 0 or 1."""
     run_dir: str = ""

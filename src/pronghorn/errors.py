@@ -9,6 +9,7 @@
     │   ├── SpaceError          a space that is not supported, named by its path
     │   └── WorkerDied          a worker process ended; carries its signal or traceback
     ├── DivergedError           losses or gradients stayed not finite, and nothing good is left to go back to
+    ├── StallError              a part of the run stands still; says which, and for whom it waits
     ├── StoreError              a slot was used against its state: names slot, state and owner
     ├── ClusterError            a cluster, or an actor on it, cannot do its part: names the host
     │   ├── ActorDied           actors kept ending, and the restart budget with them; carries the last one's traceback
@@ -79,6 +80,10 @@ class WorkerDied(EnvError):
 
 class DivergedError(PronghornError):
     """Losses or gradients were not finite for too many optimiser steps in a row."""
+
+
+class StallError(PronghornError):
+    """A part of the run stands still."""
 
 
 class StoreError(PronghornError):

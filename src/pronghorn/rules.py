@@ -74,6 +74,7 @@ def _check_run(config: Config) -> None:
     for name in ("steps", "frames", "minutes", "threads"):
         _positive(name, getattr(c, name))
     _not_negative("max_lag", c.max_lag, "0 takes turns, 1 overlaps, more runs free.")
+    _not_negative("stall_timeout_s", c.stall_timeout_s, "0 ends nothing.")
     _positive("checkpoint.keep", c.checkpoint.keep)
     _not_negative("checkpoint.every_s", c.checkpoint.every_s)
     _not_negative("checkpoint.every_updates", c.checkpoint.every_updates)

@@ -141,10 +141,10 @@ class BackgroundEvaluator:
         done, self._finished = self._finished, None
         return done
 
-    def join(self) -> None:
-        """Wait for the thread, which ends soon after `stop` was set."""
-        if self._thread is not None:
-            self._thread.join()
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """Its thread, if it has one now, which ends soon after `stop` was set."""
+        return [] if self._thread is None else [self._thread]
 
     def _run(self, weights: Sequence[Mapping[str, Tensor]], version: int, steps: int, policy_number: int) -> None:
         start, settings = time.monotonic(), self.config.eval

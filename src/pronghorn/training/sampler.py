@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pronghorn.config import derive_seed
 from pronghorn.training.player import RowPlayer, begins_episode, no_actions
+from pronghorn.training.watchdog import ENVIRONMENTS, Stage
 from pronghorn.types import LOST, Pool, Ready
 
 POLL_S = 0.1  # a blocked sampler still looks for stops and deaths this often
@@ -56,6 +57,7 @@ class Sampler:
         self.pool, self.players, self.seats = pool, list(players), seats
         self.seconds = {"envs": 0.0, "record": 0.0, "act": 0.0, "slots": 0.0}
         self.stop = threading.Event()
+        self.stage = Stage("sampler")
         self._reseed: int | None = None
         self._seed(seed)
         self._player = np.zeros(pool.num_rows, np.int64) if playing is None else playing.copy()  # of each row
@@ -86,6 +88,7 @@ class Sampler:
         for part in parts:
             part.player.load_weights()  # again for rows that needed no slot
         start = time.perf_counter()
+        self.stage.works("acts")
         discrete, continuous = self._act(parts, len(ready.rows))
         self.seconds["act"] += time.perf_counter() - start
         self.pool.send(ready.rows, discrete, continuous)
@@ -104,6 +107,7 @@ class Sampler:
         """What the pool delivers next, recorded, with a slot for each row that acts; units without one are held."""
         blocked = sum(len(ready.rows) for ready in self._held) == self.pool.num_rows
         start = time.perf_counter()
+        self.stage.waits(*(("waits for slots", "learner") if blocked else ("waits for rows", ENVIRONMENTS)))
         if blocked:
             self._lacks.wait_for_slots(POLL_S)
         # Many rows at once cost less each; nobody waits for them while a learner has enough to do.
@@ -113,6 +117,7 @@ class Sampler:
         self.seconds["slots" if blocked else "envs"] += received - start
         if ready is None:
             return None
+        self.stage.works("records")
         for player, part, _ in self._parts(ready):
             player.record(part)
         self._change_players(ready)
@@ -198,6 +203,7 @@ class Sampler:
     def _restart_rows(self, seed: int) -> None:
         self._held.clear()
         self._seed(seed)
+        self.stage.waits("waits for rows that begin anew", ENVIRONMENTS)
         self.pool.reseed(seed)
         self._reseed = None
 

@@ -1,4 +1,4 @@
-"""An alarm for a run that stands still, and where its threads are. It ends nothing: a long step may just be long."""
+"""An alarm for a run that stands still, and where its threads are. It ends nothing: watchdog.py does."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 AFTER_S = 60.0
 _OURS = str(Path(__file__).parents[1])
+_MAX_CALLS = 12
 
 
 class StallAlarm:
@@ -34,12 +35,23 @@ class StallAlarm:
 
 def places(threads: Iterable[threading.Thread]) -> list[str]:
     """Where each thread is, a line each: the innermost line of this package that it has reached."""
-    frames = sys._current_frames()
     lines = []
     for thread in threads:
-        frame = frames.get(thread.ident or 0)
-        stack = traceback.extract_stack(frame) if frame is not None else []
-        ours = [call for call in stack if call.filename.startswith(_OURS)]
+        ours = [call for call in _calls(thread) if call.filename.startswith(_OURS)]
         where = f"{ours[-1].name}, {ours[-1].filename}:{ours[-1].lineno}" if ours else "ended"
         lines.append(f"thread {thread.name}: {where}")
     return lines
+
+
+def stacks(threads: Iterable[threading.Thread]) -> list[str]:
+    """The innermost calls of each thread, outermost first, a line each under the thread's name."""
+    lines = []
+    for thread in threads:
+        calls = _calls(thread)[-_MAX_CALLS:]
+        lines += [f"thread {thread.name}:", *(f"  {call.name}, {call.filename}:{call.lineno}" for call in calls)]
+    return lines
+
+
+def _calls(thread: threading.Thread) -> list[traceback.FrameSummary]:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return [] if frame is None else list(traceback.extract_stack(frame))

@@ -34,6 +34,7 @@ from pronghorn.training.reporting import Reporter
 from pronghorn.training.rollback import Rollbacks
 from pronghorn.training.saving import Evaluated, Saver
 from pronghorn.training.signals import READER_GONE, StopSignals
+from pronghorn.training.watchdog import BeatingEvent, Stage, Watchdog
 from pronghorn.untrusted import number, usable, whole
 
 POLL_S = 0.1
@@ -98,12 +99,28 @@ class _Run:
         self._error: BaseException | None = None
         self._reason = ""
         self.signals = StopSignals(force=self.pool.close, quiet=self.config.log.live == "off")
-        self.evaluator = BackgroundEvaluator(self.config, self.pool.spec, self._stop)
+        self._make_stages()
+
+    def _make_stages(self) -> None:
+        """What each thread does, and who looks at it."""
+        env, devices = self.config.env, list(self.parts.waits)
+        self.main = Stage("main", threading.current_thread().name, limited=False)
+        self.evaluation = Stage("evaluation", extra_s=env.start_timeout_s + env.step_timeout_s)
+        self.learning = {d: Stage("learner" if len(devices) == 1 else f"learner {d}") for d in devices}
+        asked = BeatingEvent(self._stop, self.evaluation, "plays")
+        self.evaluator = BackgroundEvaluator(self.config, self.pool.spec, asked)
+        self.watchdog = Watchdog(
+            [self.main, self.sampler.stage, *self.learning.values(), self.evaluation],
+            tell_s=stall.AFTER_S, timeout_s=self.config.stall_timeout_s,
+            environments_s=env.start_timeout_s + env.step_timeout_s,
+            on_stall=self._fail, state=lambda: getattr(self.pool, "state", list)(),
+        )  # fmt: skip
 
     def run(self) -> Result:
         """Start the threads, watch them to the end, save, clean up."""
         self.saver.write_settings()
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self.watchdog.watching())
             stack.callback(self.pool.close)
             for member in self.members:
                 stack.callback(member.learner.close)
@@ -116,18 +133,19 @@ class _Run:
     def _watch(self) -> None:
         """The main thread's loop, and the end of the run whatever ended it."""
         threads = [threading.Thread(target=self._sample_until_stopped, name="sampler", daemon=True)]
-        waits = self.parts.waits
-        for device in waits:
+        for device, stage in self.learning.items():
             members = [member for member in self.members if member.device == device]
-            name = "learner" if len(waits) == 1 else f"learner {device}"
-            threads.append(threading.Thread(target=self._learn_until_stopped, args=(members,), name=name, daemon=True))
+            args = (members,)
+            threads.append(threading.Thread(target=self._learn_until_stopped, args=args, name=stage.name, daemon=True))
         for thread in threads:
             thread.start()
         alarm = stall.StallAlarm(stall.AFTER_S)
         try:
             while not self._stop.wait(POLL_S):
+                self.main.works("watches")
                 self._check_limits()
                 if self.reporter.due:
+                    self.main.works("reports")
                     self.reporter.report()
                 self._evaluate_when_due()
                 if alarm.rings((self.sampler.num_steps, self.parts.updates)):
@@ -138,13 +156,14 @@ class _Run:
         self.sampler.stop.set()
         for member in self.members:
             member.store.close()
-        for thread in threads:
-            thread.join()
-        self.evaluator.join()
+        self.main.waits("waits for their ends", "sampler")
+        self.watchdog.join([*threads, *self.evaluator.threads])
+        self.main.works("ends the run")
+        self.main.limited = True
         try:
-            self.reporter.report(last=True)
-        finally:
             self._save_at_end()
+        finally:
+            self.reporter.report(last=True)
         if self._error:
             raise self._error
 
@@ -190,6 +209,7 @@ class _Run:
     def _next(self, in_turn: deque[Member]) -> Member | None:
         """The member that has a batch and was trained longest ago; None if none had one for a while."""
         start, wait = time.perf_counter(), self.parts.waits[in_turn[0].device]
+        self.learning[in_turn[0].device].waits("waits for a batch", "sampler")
         with wait:
             wait.wait_for(lambda: self._stop.is_set() or any(m.has_batch() for m in in_turn), POLL_S)
         self.reporter.waited(time.perf_counter() - start)
@@ -203,11 +223,13 @@ class _Run:
     def _iterate(self, member: Member) -> bool:
         """Batch in, better policy out; whether the run ends with it."""
         turns, overlap = member.store.turns, self.config.max_lag == 1
+        stage = self.learning[member.device]
         with member.lock:
             # Not before: another device's thread may have replaced the policy since, and void what was collected.
             slots = member.store.take(member.learner.version, 0.0)
             if slots is None:
                 return False
+            stage.works("gathers a batch")
             batch = member.gather(slots)
             ends = self._ends_after(batch.num_fresh)
             saves = self._saves_after()
@@ -215,13 +237,14 @@ class _Run:
             if ahead:
                 member.publish(grant=True)
             try:
-                report = member.train(batch, self._stop.is_set)
+                report = member.train(batch, BeatingEvent(self._stop, stage, "trains").is_set)
             except DivergedError as error:
                 self._go_back(member, error, granted=ahead)
                 return False
             if not turns:
                 member.publish(grant=False)
         self.reporter.trained(member, report)
+        stage.works("ends an iteration")
         if self.league:
             self.league.after_iteration(member)
         if not self.config.log.every_s:
@@ -229,6 +252,7 @@ class _Run:
         if ends:
             self._end(ends)
             return True
+        stage.works("saves")
         self._save_when_due(saves)
         if turns and not ahead:
             member.publish(grant=True)
@@ -283,6 +307,7 @@ class _Run:
             playing = self.members if self.parts.own else [leader]  # each signature's, or the one that plays all
             newest = [member.newest for member in playing]
             version = sum(snapshot.version for snapshot in newest)
+            self.evaluation.works("starts")
             self.evaluator.start([snapshot.tensors for snapshot in newest], version, self.parts.steps, leader.index)
 
     def _act_on(self, done: Finished) -> None:
