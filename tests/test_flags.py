@@ -16,6 +16,9 @@ TYPES = {
     "model.separate_critic": Optional[bool],  # noqa: UP045
     "steps": Optional[int],  # noqa: UP045
     "run_dir": str,
+    "cluster.address": str,
+    "cluster.actors": int,
+    "cluster.cpus_per_actor": float,
 }
 
 
@@ -36,6 +39,9 @@ TYPES = {
         ("--steps 9007199254740993", "--steps 9007199254740993"),  # no float holds it
         ("--run_dir my_runs/a_b", "--run-dir my_runs/a_b"),
         ("--run_dir=my_runs/a_b", "--run-dir=my_runs/a_b"),
+        ("--cluster local --actors 2e1", "--cluster.address local --cluster.actors 20"),
+        ("--cluster=10.0.0.1:6379 --actors=2", "--cluster.address=10.0.0.1:6379 --cluster.actors=2"),
+        ("--cluster.cpus-per-actor 0.5", "--cluster.cpus-per-actor 0.5"),
         ("--resume runs/one", "--resume runs/one"),  # a word after a switch is no value of it
         ("--steps 1.5", "--steps 1.5"),  # left for the parser to refuse
         ("--what.ever True", "--what.ever True"),
@@ -56,3 +62,10 @@ def test_the_command_line_takes_both_forms_of_every_switch() -> None:
     config = parse_train([*argv, "--learner.normalize-advantages"])[1]
     assert (config.log.tensorboard, config.model.separate_critic, config.deterministic) == (False, False, True)
     assert config.learner.normalize_advantages is True
+
+
+def test_the_command_line_takes_a_cluster_by_its_short_name() -> None:
+    argv = ["gym:CartPole-v1", "--cluster", "local", "--actors", "3", "--cluster.cpus-per-actor", "0.25"]
+    config = parse_train(argv)[1]
+    assert (config.cluster.address, config.cluster.actors, config.cluster.cpus_per_actor) == ("local", 3, 0.25)
+    assert config.num_actors == 3

@@ -148,3 +148,34 @@ def test_a_resume_may_not_change_what_a_population_has_chosen() -> None:
     assert {name for name, _ in changed_settings(before, replace(before, free))} == free.keys()
     alone = resolved()
     assert [name for name, _ in changed_settings(alone, replace(alone, {"learner.lr": 0.123}))] == ["learner.lr"]
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "rule"),
+    [
+        ({"cluster.address": "", "cluster.actors": 2}, "cluster.actors", "needs a cluster. Add --cluster local"),
+        ({"cluster.actors": 0}, "cluster.actors", "greater than 0"),
+        ({"cluster.cpus_per_actor": 0.0}, "cluster.cpus_per_actor", "greater than 0"),
+        ({"cluster.in_flight": 3}, "cluster.in_flight", "must be at least 8, the rows of an actor"),
+        ({"max_lag": 1}, "max_lag", "takes turns, which cannot be combined with remote actors"),
+        ({"max_lag": 0, "deterministic": True}, "deterministic", "cannot be combined with remote actors"),
+        ({"population.members": 2}, "population.members", "remote actors .*, which act with one policy"),
+        ({"selfplay.snapshot_weight": 0.2}, "selfplay", "remote actors .*, which act with one policy"),
+        ({"env.policies": "by_spaces"}, "env.policies", "remote actors .*, which act with one policy"),
+        ({"max_lag": 2, "learner.batch_unrolls": 8}, "max_lag", "must be at least 4"),
+    ],
+)
+def test_what_remote_actors_cannot_do_is_refused(values: dict[str, object], field: str, rule: str) -> None:
+    two_of_eight = {"cluster.address": "local", "cluster.actors": 2, "env.workers": 2, "env.envs_per_worker": 4}
+    with pytest.raises(ConfigError, match=rule) as info:
+        resolved(**{"learner.minibatches": 1} | two_of_eight | values)
+    assert info.value.field == field
+
+
+def test_workers_are_those_of_one_actor_and_slots_those_of_all() -> None:
+    """Two actors of 4 cores: 4 workers of 16 environments each. Each may have 96 unrolls under way for its 64 rows."""
+    cluster = {"cluster.address": "local", "cluster.actors": 2, "cluster.cpus_per_actor": 4.0}
+    config = resolved(**cluster | {"env.workers": None, "env.envs_per_worker": 16})
+    assert (config.env.workers, config.num_envs) == (4, 128)
+    assert config.num_slots(128) == 2 * 96 + config.learner.batch_unrolls
+    assert replace(config, {"cluster.in_flight": 64}).num_slots(128) == 2 * 64 + config.learner.batch_unrolls

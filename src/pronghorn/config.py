@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeVar
 import numpy as np
 import tyro
 
+from pronghorn.config_cluster import ClusterConfig
 from pronghorn.config_population import PopulationConfig, SelfPlayConfig
 from pronghorn.errors import UsageError
 
@@ -308,6 +309,7 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     selfplay: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -323,7 +325,12 @@ class Config:
     @property
     def num_envs(self) -> int:
         """Environment instances of the whole run."""
-        return self.env.workers * self.env.envs_per_worker
+        return self.num_actors * self.env.workers * self.env.envs_per_worker
+
+    @property
+    def num_actors(self) -> int:
+        """Processes that step environments and act in them: this one, or remote actors."""
+        return self.cluster.actors if self.cluster.address else 1
 
     @property
     def batch_samples(self) -> int:
@@ -369,8 +376,11 @@ class Config:
         """Slots of the store: one for each row to fill, and one full batch that waits for the learner.
 
         A batch is copied when it is taken, so it needs no slots while it trains. More slots would only let unrolls
-        wait longer, that is get older, when learning is the slower side.
+        wait longer, that is get older, when learning is the slower side. Remote actors have as many as each may have in
+        flight.
         """
+        if self.cluster.address:
+            num_rows = self.num_actors * self.cluster.unrolls_per_actor(num_rows // self.num_actors)
         return num_rows + self.fresh_unrolls
 
 

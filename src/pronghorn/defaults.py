@@ -55,9 +55,10 @@ def resolve_env(config: Config) -> Config:
         config = with_defaults(config, {"env.workers": 1, "env.envs_per_worker": 2 * len(config.env_names)})
     # A GPU acts on twice the rows in little more time, and the sampler serves half as many batches for as many steps.
     per_worker = 32 if not pixels or has_gpu(config.device) else 16
-    defaults = {"env.workers": available_cores(), "env.envs_per_worker": per_worker}
+    cores = max(1, int(config.cluster.cpus_per_actor)) if config.cluster.address else available_cores()
+    defaults = {"env.workers": cores, "env.envs_per_worker": per_worker}
     if any(map(fills_worker, config.env_names)):  # so workers, not groups of a worker, take turns
-        defaults = {"env.workers": max(2 * available_cores(), len(config.env_names)), "env.envs_per_worker": 1}
+        defaults = {"env.workers": max(2 * cores, len(config.env_names)), "env.envs_per_worker": 1}
     config = with_defaults(config, defaults)
     return with_defaults(config, {"env.groups": max(1, min(2, config.env.envs_per_worker))})
 

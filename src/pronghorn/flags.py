@@ -15,12 +15,14 @@ from pronghorn.settings_file import options_of
 _WORDS = ("true", "false")
 
 
+SHORT = {"--cluster": "--cluster.address", "--actors": "--cluster.actors"}
+
+
 def spelled(argv: Sequence[str], types: Mapping[str, Any]) -> list[str]:
     """argv in the parser's spelling. types: {dotted name: type} of every setting that may be named.
 
-    Names may have underscores (--run_dir). A switch may be given as --x, --no-x, --x True, --x=false; a whole number
-    as 2e6. Raises ConfigError for a
-    switch that is set to anything else.
+    Names may have underscores (--run_dir), and some have a short form. A switch may be given as --x, --no-x, --x True,
+    --x=false; a whole number as 2e6. Raises ConfigError for a switch that is set to anything else.
     """
     switches = _switches(types)
     whole = {_flag(name) for name, hint in types.items() if int in options_of(hint)}
@@ -30,6 +32,7 @@ def spelled(argv: Sequence[str], types: Mapping[str, Any]) -> list[str]:
         token = tokens.popleft()
         name, equals, value = token.partition("=")
         flag = name.replace("_", "-")
+        flag = SHORT.get(flag, flag)
         if flag in known:
             name = flag
         if flag in switches:

@@ -24,6 +24,7 @@ def validate(config: Config) -> None:
     _check_learner(config)
     _check_replay(config)
     _check_population(config)
+    _check_cluster(config)
     if config.deterministic and config.max_lag is not None and config.max_lag > 1:
         raise ConfigError("max_lag", config.max_lag, "must be 0 or 1 with --deterministic", "Add --max-lag 1.")
 
@@ -147,6 +148,33 @@ def _check_by_spaces(config: Config) -> None:
         raise ConfigError("learner.lr_schedule", "linear", rule, "Add --learner.lr-schedule constant.")
 
 
+def _check_cluster(config: Config) -> None:
+    """Remote actors: their numbers, and what they cannot be combined with."""
+    c = config.cluster
+    for name in ("actors", "cpus_per_actor", "silent_s", "object_store_mb"):
+        _positive(f"cluster.{name}", getattr(c, name))
+    _not_negative("cluster.in_flight", c.in_flight, "0 is one and a half for each row.")
+    _not_negative("cluster.restart_budget", c.restart_budget, "0 ends the run with the first actor that is lost.")
+    _not_negative("cluster.room_s", c.room_s, "0 does not wait.")
+    if not c.address:
+        if c.actors != 1:
+            fix = "Add --cluster local, or --cluster ADDRESS."
+            raise ConfigError("cluster.actors", c.actors, "needs a cluster", fix)
+        return
+    rule = "cannot be combined with remote actors (--cluster), which run free"
+    if config.deterministic:
+        raise ConfigError("deterministic", True, rule, "Drop one of the two.")
+    if config.max_lag is not None and config.max_lag <= 1:
+        raise ConfigError("max_lag", config.max_lag, f"takes turns, which {rule}", "Add --max-lag 16.")
+    rule = "cannot be combined with remote actors (--cluster), which act with one policy"
+    if config.population.members > 1:
+        raise ConfigError("population.members", config.population.members, rule, "Drop one of the two.")
+    if config.selfplay.meets_others:
+        raise ConfigError("selfplay", "weights of others", rule, "Leave the selfplay weights of others at 0.")
+    if config.env.policies == "by_spaces":
+        raise ConfigError("env.policies", "by_spaces", rule, "Drop one of the two.")
+
+
 def validate_sizes(config: Config, num_rows: int) -> None:
     """Refuse sizes that cannot work or would deadlock, of a resolved config. Raises ConfigError."""
     n = config.learner
@@ -172,6 +200,11 @@ def validate_sizes(config: Config, num_rows: int) -> None:
         fresh = num_rows * max(1, round(num_fresh / num_rows))
         fix = f"Try --learner.batch-unrolls {round(fresh / (1.0 - n.replay_fraction))}."
         raise ConfigError("learner.batch_unrolls", num_unrolls, rule, fix)
+    if config.cluster.address:
+        own = num_rows // config.num_actors
+        if config.cluster.unrolls_per_actor(own) < own:
+            rule = f"must be at least {own}, the rows of an actor: each fills an unroll of its own"
+            raise ConfigError("cluster.in_flight", config.cluster.in_flight, rule, "Leave it out for the default.")
     # A batch takes B of the at most num_slots unrolls that are older than it, oldest first.
     need = -(-config.num_slots(num_rows) // num_fresh)
     if config.max_lag > 1 and config.max_lag < need:

@@ -36,15 +36,24 @@ def to_toml(config: Config, *, beyond: Config | None = None) -> dict[str, Any]:
 
 def from_toml(path: Path, base: Config | None = None) -> Config:
     """Read a TOML file over `base`. Raises UsageError: unreadable file, unknown key (with the nearest), wrong type."""
+    return _checked(_read(path, leaf_types(Config)), base or Config(), str(path))
+
+
+def from_tree(tree: Mapping[str, Any], where: str) -> Config:
+    """What `to_toml` made, in another process. where: it stands, for messages. Raises as `from_toml`."""
+    return _checked(dict(_flatten(tree, leaf_types(Config))), Config(), where)
+
+
+def _checked(named: Mapping[str, Any], base: Config, where: str) -> Config:
+    """The values of dotted names, each of its field's type, over `base`."""
     hints = leaf_types(Config)
-    named = _read(path, hints)
     for name in named:
         if name not in hints:
             near = difflib.get_close_matches(name[:100], hints, 1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise UsageError(f"Unknown setting '{shortened(name)}'.{hint} It stands in {path}.")
-    values = {name: _convert(name, value, hints[name], path) for name, value in named.items()}
-    config: Config = replace(base or Config(), values)
+            raise UsageError(f"Unknown setting '{shortened(name)}'.{hint} It stands in {where}.")
+    values = {name: _convert(name, value, hints[name], where) for name, value in named.items()}
+    config: Config = replace(base, values)
     return config
 
 
@@ -81,7 +90,7 @@ def leaf_types(cls: type, prefix: str = "") -> dict[str, Any]:
     return types_
 
 
-def _convert(name: str, value: Any, hint: Any, path: Path) -> Any:
+def _convert(name: str, value: Any, hint: Any, where: str) -> Any:
     """Check one TOML value against its field's type; lists become tuples and whole numbers become floats."""
     options = options_of(hint)
     for option in options:
@@ -89,7 +98,7 @@ def _convert(name: str, value: Any, hint: Any, path: Path) -> Any:
         if origin is Literal and value in typing.get_args(option):
             return value
         if origin is tuple and isinstance(value, list):
-            return _tuple_of(name, value, typing.get_args(option), path)
+            return _tuple_of(name, value, typing.get_args(option), where)
         if origin is dict and isinstance(value, dict):
             return {k: str(v) for k, v in value.items()}
         if option is float and type(value) in (int, float) and _is_in_range(value):
@@ -97,16 +106,16 @@ def _convert(name: str, value: Any, hint: Any, path: Path) -> Any:
         if isinstance(option, type) and type(value) is option and _is_in_range(value):
             return value
     wanted = " or ".join(_describe(o) for o in options if o is not type(None))
-    raise ConfigError(name, value, f"must be {wanted}", f"It stands in {path}.")
+    raise ConfigError(name, value, f"must be {wanted}", f"It stands in {where}.")
 
 
-def _tuple_of(name: str, values: list[Any], elements: tuple[Any, ...], path: Path) -> tuple[Any, ...]:
+def _tuple_of(name: str, values: list[Any], elements: tuple[Any, ...], where: str) -> tuple[Any, ...]:
     """elements: the types of a tuple's entries; `...` behind one type: any number of entries of that."""
     if elements[-1] is Ellipsis:
         elements = elements[:1] * len(values)
     if len(elements) != len(values):
-        raise ConfigError(name, values, f"must have {len(elements)} entries", f"It stands in {path}.")
-    return tuple(_convert(name, value, element, path) for value, element in zip(values, elements, strict=True))
+        raise ConfigError(name, values, f"must have {len(elements)} entries", f"It stands in {where}.")
+    return tuple(_convert(name, value, element, where) for value, element in zip(values, elements, strict=True))
 
 
 def _is_in_range(value: Any) -> bool:

@@ -235,7 +235,16 @@ class PoolRows(Protocol):
     task_ids: NDArray[np.int64]  # [num_rows] index into `tasks`
 
 
-class Pool(PoolRows, Protocol):
+class Experience(PoolRows, Protocol):
+    """Where a run's experience comes from: a pool in this process, or remote actors."""
+
+    restarts: int  # environment workers restarted so far
+
+    def close(self) -> None:
+        """End every process and free every resource; safe to call twice."""
+
+
+class Pool(Experience, Protocol):
     """The one interface to environments: worker processes, native vector environments and GPU environments.
 
     `send(rows, …)` answers rows of one `recv`, by whole units: rows that are stepped together. All of them at once,
@@ -244,7 +253,6 @@ class Pool(PoolRows, Protocol):
     """
 
     unit_ids: NDArray[np.int64]  # [num_rows] rows of one unit are stepped and answered together
-    restarts: int  # workers restarted so far
 
     def recv(self, timeout_s: float, gather_s: float = 0.0) -> Ready | None:
         """The rows that are ready, or None when none came within timeout_s. Raises WorkerDied past the budget.
@@ -266,6 +274,3 @@ class Pool(PoolRows, Protocol):
 
     def reseed(self, seed: int) -> None:
         """Drop what is in flight, seed every row from (seed, row) and reset it; the next recvs give FIRST."""
-
-    def close(self) -> None:
-        """End every process and free every resource; safe to call twice."""

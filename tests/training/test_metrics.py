@@ -74,6 +74,17 @@ def test_every_episode_of_three_steps_and_reward_one_counts_three() -> None:
 
 
 @pytest.mark.case("LOG-01")
+def test_episodes_that_another_process_saw_count_like_any_other() -> None:
+    """Rows 2 and 3 are the other's 0 and 1."""
+    episodes = EpisodeTracker(4, ("a", "b"), np.array([0, 0, 1, 0]))
+    episodes.absorb(2, {"episodes": [(0, 5.0, 3), (1, 7.0, 9)], "records": [{"kills": 2.0}], "lengths": [4, 6]})
+    told = episodes.snapshot()
+    assert (told["episodes"], told["return_mean"], told["episode_length_mean"]) == (2, 6.0, 6.0)
+    assert (told["return_mean/a"], told["return_mean/b"], told["episode/kills"]) == (7.0, 5.0, 2.0)
+    assert told["running_episode_length_max"] == 6
+    assert episodes.num_whole == 2
+
+
 def test_means_are_absent_until_an_episode_has_ended() -> None:
     episodes = tracker(num_rows=2)
     assert episodes.snapshot() == {"episodes": 0, "running_episode_length_max": 0}

@@ -362,3 +362,27 @@ def test_whoever_waits_for_several_stores_wakes_when_one_of_them_changes(what: s
     thread.join(60.0)
     assert woken.is_set()
     assert stores[0].counts()["free"] == 8
+
+
+def test_unrolls_in_progress_tell_when_they_began_and_may_be_known_to_begin_later() -> None:
+    """An unroll that begins later than was thought may be waited for longer; no knowledge makes it older."""
+    store = make_store(num_slots=4, batch=2, max_lag=2)
+    slots = fill(store, 2, 3)
+    store.commit(slots)
+    mine = store.acquire(2, 0)
+    assert mine is not None
+    assert [list(part) for part in store.filling()] == [list(mine), [0, 0]]
+    assert store.take(3, 0.0) is None  # those of version 0 would be 4 iterations old in the next batch
+    store.begun(mine, np.array([2, 3]))
+    store.begun(mine, 1)
+    assert list(store.filling()[1]) == [2, 3]
+    assert list(store.take(3, 0.0)) == list(slots)
+    with pytest.raises(StoreError, match="only a FILLING slot"):
+        store.begun(slots, 3)
+
+
+def test_unrolls_that_were_lost_elsewhere_are_counted_with_those_lost_here() -> None:
+    store = make_store(num_slots=4)
+    store.discard(fill(store, 1, 0))
+    store.count_lost(3)
+    assert store.num_discarded == 4

@@ -147,7 +147,9 @@ def _pack(leaf: NDArray[Any], stack: Stack) -> tuple[Stack, NDArray[Any], NDArra
     step = stack.channels
     # A look at one line of pixels first: colours of one frame are no stack, and rarely look like one.
     line = rows[:1, :, :, :1]
-    if np.mean([np.array_equal(line[0, t, :-step], line[0, t - 1, step:]) for t in range(1, line.shape[1])]) < 0.5:
+    pairs = range(1, line.shape[1]) if len(line) else ()
+    alike = [np.array_equal(line[0, t, :-step], line[0, t - 1, step:]) for t in pairs]
+    if not alike or np.mean(alike) < 0.5:
         return None
     frames, starts = list[NDArray[Any]](), np.zeros(rows.shape[:2], np.int32)
     count, depth = 0, rows.shape[2] // step

@@ -67,6 +67,11 @@ def register_env(name: str, target: str | Callable[..., Any]) -> None:
     _registered[name] = target if isinstance(target, str) else import_path(target)
 
 
+def registered() -> dict[str, str]:
+    """The names given by `register_env`, and what each stands for, so that another process can be told them."""
+    return {name: _absolute(target) for name, target in _registered.items()}
+
+
 def import_path(function: Callable[..., Any]) -> str:
     """'module:name' or 'path/file.py:name' by which another process can import a top-level function or class."""
     name = getattr(function, "__qualname__", "")

@@ -65,10 +65,15 @@ class Member:
         self.reports: list[dict[str, float]] = []  # of iterations that were not told yet
         self.seconds = {"gather": 0.0, "train": 0.0, "publish": 0.0}
 
-    def start_acting(self, pool: PoolRows) -> Player:
-        """Its player, once the weights are those to begin with. While graphs are made nobody may use the device."""
+    def start_publishing(self) -> Publisher:
+        """Hand out the weights from now on, which are those to begin with."""
         self.newest = self._snapshot()
         self.publisher = Publisher(self.newest)
+        return self.publisher
+
+    def start_acting(self, pool: PoolRows) -> Player:
+        """Its player, once the weights are those to begin with. While graphs are made nobody may use the device."""
+        self.start_publishing()
         leaves = stored_leaves(pool.spec, self.config.model)
         self.acting = make_acting(self.actor, self.store, pool.num_rows, leaves, self.config.graphs)
         self.player = Player(pool, self.store, self.acting, self.publisher, self.tracker)

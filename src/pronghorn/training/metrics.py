@@ -104,15 +104,32 @@ class EpisodeTracker:
                 if record["row"] not in of_others:
                     self._keep_record(record)
 
+    def absorb(self, first_row: int, report: Mapping[str, Any]) -> None:
+        """Take what another process observed of its rows, here those from first_row on.
+
+        report: "episodes", each (row, return, steps); "records" of their ends; "lengths" [rows] of unfinished ones.
+        """
+        with self._lock:
+            lengths = np.asarray(report["lengths"], np.int64)
+            rows = slice(first_row, first_row + len(lengths))
+            self._began[rows] = self._lineage  # who began an episode there is not told: one that goes on counts as its
+            for row, episode_return, length in report["episodes"]:
+                self._count_episode(first_row + int(row), float(episode_return), int(length))
+            for record in report["records"]:
+                self._keep_record(record)
+            self._lengths[rows] = lengths
+
     def _finish(self, row: int) -> None:
+        self._count_episode(row, float(self._returns[row]), int(self._lengths[row]))
+
+    def _count_episode(self, row: int, episode_return: float, length: int) -> None:
         task = self._tasks[self._task_ids[row]]
-        episode_return = float(self._returns[row])
         self._num_episodes += 1
         self._num_by_task[task] += 1
         if self._began[row] != self._lineage:
             return
         self._num_whole += 1
-        self._finished.append((episode_return, int(self._lengths[row])))
+        self._finished.append((episode_return, length))
         self._finished_by_task[task].append(episode_return)
 
     def _restart(self, rows: NDArray[np.int64]) -> None:

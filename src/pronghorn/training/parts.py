@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pronghorn.cluster.crew import Crew
+from pronghorn.cluster.remote_sampler import RemoteSampler
 from pronghorn.config import Config, derive_seed, walk
 from pronghorn.defaults import resolve
 from pronghorn.envs.own_rows import OwnRows
@@ -35,7 +37,7 @@ from pronghorn.training.own_player import OwnPlayer
 from pronghorn.training.player import RowPlayer
 from pronghorn.training.sampler import Sampler
 from pronghorn.training.store import step_fields, stored_leaves
-from pronghorn.types import Pool, PoolRows
+from pronghorn.types import Experience, Pool, PoolRows
 from pronghorn.untrusted import number, usable
 
 
@@ -56,36 +58,54 @@ class Parts:
                 print(f"starting {', '.join(config.env_names)} ...", file=sys.stderr)  # engines take seconds to start
         with contextlib.ExitStack() as cleanup:
             seed = config.seed if latest is None else derive_seed(config.seed, 3, latest.state["updates"])
-            self.pool: Pool = make_pool(config, seed=seed, ordered=config.deterministic)
+            pool = self._open(config, seed)
+            self.pool: Experience = pool
             cleanup.callback(self.pool.close)
             given, self.config = dict(walk(config)), resolve(config, self.pool.spec)
             config = self.config
             chosen = [f"{k}={v}" for k, v in walk(config) if given[k] is None and v is not None]
             self.defaults = ", ".join(chosen).replace("learner.", "")  # those that were filled in
-            self._build(config, seed)
+            self._build(config, pool, seed)
             cleanup.pop_all()
 
-    def _build(self, config: Config, seed: int) -> None:
+    @staticmethod
+    def _open(config: Config, seed: int) -> Pool | Crew:
+        """Where experience comes from: environments of this process, or remote actors."""
+        if not config.cluster.address:
+            return make_pool(config, seed=seed, ordered=config.deterministic)
+        from pronghorn.cluster.engine import RayEngine
+
+        return Crew(config, RayEngine.open(config.cluster), seed=seed)
+
+    def _build(self, config: Config, pool: Pool | Crew, seed: int) -> None:
         """seed: of what may differ in a resumed run."""
         torch.use_deterministic_algorithms(config.deterministic)
         limit_threads(config.threads)
-        self.own = [OwnRows(self.pool, number) for number in range(len(self.pool.spec.signatures))]
+        self.own = [] if isinstance(pool, Crew) else [OwnRows(pool, i) for i in range(len(pool.spec.signatures))]
         # The rows that each member may play.
-        self.views: list[PoolRows] = list(self.own) or [self.pool] * config.population.members
+        self.views: list[PoolRows] = list(self.own) or [pool] * config.population.members
         self.members = self._make_members(config, seed)
         if config.threads > (os.cpu_count() or 1):
             self.notes.append(f"{config.threads} threads are more than the cores of this machine: --threads sets them")
-        if note := crowded(config.env.workers):
+        if not isinstance(pool, Crew) and (note := crowded(config.env.workers)):
             self.notes.append(note)
         if self.latest:
             self._restore(self.latest)
+        self.league: League | None = None
+        self.sampler = self._make_sampler(config, pool, seed)
+
+    def _make_sampler(self, config: Config, pool: Pool | Crew, seed: int) -> Sampler | RemoteSampler:
+        """What fills the members' stores."""
+        if isinstance(pool, Crew):
+            [member] = self.members
+            return RemoteSampler(pool, config, member.store, member.start_publishing(), member.tracker)
         players: list[RowPlayer] = [m.start_acting(view) for m, view in zip(self.members, self.views, strict=True)]
         self.notes += [m.acting.fallback for m in self.members if m.acting.fallback][:1]
-        self.league = None if self.own else self._make_league(config, seed, players)
+        self.league = None if self.own else self._make_league(config, pool, seed, players)
         if self.own:
             players = [OwnPlayer(own, player) for own, player in zip(self.own, players, strict=True)]
         seats = self.league.seats if self.league else None
-        self.sampler = Sampler(self.pool, players, seed=seed, seats=seats, playing=self._who_plays())
+        return Sampler(pool, players, seed=seed, seats=seats, playing=self._who_plays())
 
     def _make_members(self, config: Config, seed: int) -> list[Member]:
         """Each policy on its device, with room for its unrolls."""
@@ -126,13 +146,13 @@ class Parts:
             playing[own.rows] = player
         return playing
 
-    def _make_league(self, config: Config, seed: int, players: list[RowPlayer]) -> League | None:
+    def _make_league(self, config: Config, pool: Pool, seed: int, players: list[RowPlayer]) -> League | None:
         """Who plays whom, where there is more than one policy playing for itself."""
         if config.population.members == 1 and not config.selfplay.meets_others:
             return None
-        guests = Guests(config, self.pool, make_actor(config, self.pool.spec, self.members[0].device))
+        guests = Guests(config, pool, make_actor(config, pool.spec, self.members[0].device))
         players.append(guests)
-        league = League(config, self.pool, self.members, guests, seed, self.time_s)
+        league = League(config, pool, self.members, guests, seed, self.time_s)
         league.start(self.latest)
         return league
 

@@ -107,7 +107,7 @@ class Reporter:
             "worker_restarts": parts.pool.restarts,
             "unrolls_lost": sum(m.store.num_discarded for m in members),
             "unrolls_voided": sum(m.store.num_voided for m in members),
-            "remote_unrolls": 0,
+            **parts.sampler.counts(),
             "world_size": 1,
             "updates_skipped": sum(m.learner.num_skipped for m in members),
             "rollbacks": sum(m.num_rollbacks for m in members),
@@ -192,7 +192,7 @@ class Reporter:
             size, precision = f"{member.model.num_parameters:,}", self._config.precision
             _LOG.info("model: %s parameters, arithmetic in %s", size, precision)
         first = parts.members[0]
-        if first.device.type == "cuda":
+        if first.device.type == "cuda" and not self._config.cluster.address:
             _LOG.info("acting: %s", first.acting.describe())
         if parts.league:
             _LOG.info("policies: %s", parts.league.describe())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -21,6 +22,7 @@ from pronghorn.training.watchdog import ENVIRONMENTS, Stage
 from pronghorn.types import LOST, Pool, Ready
 
 POLL_S = 0.1  # a blocked sampler still looks for stops and deaths this often
+STAGES = ("envs", "record", "act", "slots")  # what a sampler's time goes to, as in docs/metrics.md
 GATHER_S = 0.02  # that rows wait for others while a batch waits for the learner
 
 
@@ -39,7 +41,29 @@ class Part(NamedTuple):
     where: NDArray[np.bool_] | None
 
 
-class Sampler:
+class StepLoop(ABC):
+    """A loop made of steps, for a thread of its own or for who wants to take one at a time."""
+
+    def __init__(self, stages: Sequence[str]) -> None:
+        """stages: names of what its time goes to."""
+        self.seconds = dict.fromkeys(stages, 0.0)
+        self.stop = threading.Event()
+        self.stage = Stage("sampler")
+
+    def run(self, on_error: Callable[[BaseException], None]) -> None:
+        """Step until `stop` is set; an exception goes to the caller of the run, with its traceback."""
+        try:
+            while not self.stop.is_set():
+                self.step()
+        except BaseException as error:
+            on_error(error)
+
+    @abstractmethod
+    def step(self) -> None:
+        """One turn; it waits a fraction of a second at most."""
+
+
+class Sampler(StepLoop):
     """Collects experience of all rows of a pool.
 
     Rows whose next unroll finds no free slot are held unanswered, with all that is stepped together with them, while
@@ -54,10 +78,8 @@ class Sampler:
 
         playing: [rows] index of the player who plays each from the start; None: the first player plays all.
         """
+        super().__init__(STAGES)
         self.pool, self.players, self.seats = pool, list(players), seats
-        self.seconds = {"envs": 0.0, "record": 0.0, "act": 0.0, "slots": 0.0}
-        self.stop = threading.Event()
-        self.stage = Stage("sampler")
         self._reseed: int | None = None
         self._seed(seed)
         self._player = np.zeros(pool.num_rows, np.int64) if playing is None else playing.copy()  # of each row
@@ -65,17 +87,18 @@ class Sampler:
         self._lacks = self.players[0]  # who had too few slots the last time
 
     @property
+    def blocked(self) -> bool:
+        """Whether every row waits for a slot."""
+        return sum(len(ready.rows) for ready in self._held) == self.pool.num_rows
+
+    @property
     def num_steps(self) -> int:
         """Steps recorded so far."""
         return sum(player.num_steps for player in self.players)
 
-    def run(self, on_error: Callable[[BaseException], None]) -> None:
-        """Step until `stop` is set; an exception goes to the caller of the run, with its traceback."""
-        try:
-            while not self.stop.is_set():
-                self.step()
-        except BaseException as error:
-            on_error(error)
+    def counts(self) -> dict[str, int]:
+        """What is counted of unrolls that came from elsewhere (docs/metrics.md): none."""
+        return {"remote_unrolls": 0}
 
     def step(self) -> None:
         """Serve rows that are ready once: record what their last action caused, act, send."""
@@ -105,7 +128,7 @@ class Sampler:
 
     def _receive(self) -> Ready | None:
         """What the pool delivers next, recorded, with a slot for each row that acts; units without one are held."""
-        blocked = sum(len(ready.rows) for ready in self._held) == self.pool.num_rows
+        blocked = self.blocked
         start = time.perf_counter()
         self.stage.waits(*(("waits for slots", "learner") if blocked else ("waits for rows", ENVIRONMENTS)))
         if blocked:

@@ -227,6 +227,19 @@ class Store:
             self._parked[parked] = False
             self._started[parked] = np.maximum(self._started[parked], version)
 
+    def filling(self) -> tuple[Slots, NDArray[np.int64]]:
+        """The FILLING slots, and the policy_version that each began under."""
+        with self._changed:
+            slots = np.flatnonzero(self._status == Slot.FILLING)
+            return slots, self._started[slots]
+
+    def begun(self, slots: Slots, versions: NDArray[np.int64] | int) -> None:
+        """The unrolls of these FILLING slots begin under these versions or later ones."""
+        with self._changed:
+            self._expect(slots, Slot.FILLING)
+            self._started[slots] = np.maximum(self._started[slots], versions)
+            self._changed.notify_all()
+
     def wait_for_slots(self, timeout_s: float) -> None:
         """Sleep until a slot was freed or a ticket granted, or timeout_s passed."""
         with self._changed:
@@ -265,6 +278,11 @@ class Store:
             self.num_voided += len(slots) if why == "replaced" else 0
             self._tickets += len(slots) if self.turns else 0
             self._changed.notify_all()
+
+    def count_lost(self, num_unrolls: int) -> None:
+        """So many more were lost before they reached a slot."""
+        with self._changed:
+            self.num_discarded += num_unrolls
 
     # ------------------------------------------------------------ learner
 

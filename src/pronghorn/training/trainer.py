@@ -71,6 +71,8 @@ def train(config: Config, *, resume: bool = False, started_at: float | None = No
         resolve_name(name, python=config.env.python or None)
     if config.log.wandb and find_spec("wandb") is None:
         raise MissingExtraError("wandb", "wandb", "Logging to Weights & Biases")
+    if config.cluster.address and find_spec("ray") is None:
+        raise MissingExtraError("ray", "cluster", "Training with remote actors")
     with checkpoints.locked(config.run_path):
         latest = checkpoints.previous(config.run_path, resume=resume)
         if latest:
