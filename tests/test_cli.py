@@ -100,7 +100,7 @@ def test_the_environment_of_the_command_line_wins_over_that_of_a_file(tmp_path: 
     assert (named.env.id, named.env.workers, named.threads) == ("gym:Acrobot-v1", 3, 1)
 
 
-@pytest.mark.parametrize("command", ["train", "bench", "eval", "match", "record", "watch", "report"])
+@pytest.mark.parametrize("command", ["train", "bench", "eval", "match", "record", "watch", "report", "doctor"])
 def test_every_command_explains_itself(command: str) -> None:
     code, output, _ = pronghorn(command, "--help")
     assert code == 0
@@ -268,7 +268,7 @@ def test_eval_of_an_unreadable_checkpoint_is_one_message(trained: Path, tmp_path
 
 
 def test_doctor_and_envs_print_facts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doctor"]) == 0
+    assert run(["doctor"]) in (0, 1)  # of a machine that lacks something, too
     assert "cores" in capsys.readouterr().out
     assert run(["envs"]) == 0
     listed = capsys.readouterr().out

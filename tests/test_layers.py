@@ -20,7 +20,7 @@ LAYERS = [
     {"config", "ops", "envworker"},
     {"population"},
     {"rules", "limits", "settings_file", "launch", "spec_file"},
-    {"defaults", "flags"},
+    {"defaults", "flags", "doctor"},
     {"models", "envs"},
     {
         "training.metrics",
@@ -107,7 +107,7 @@ def test_a_population_knows_only_numbers() -> None:
         assert not any(isinstance(node, ast.Name) and node.id == "open" for node in nodes), path
 
 
-def test_at_most_100_source_files() -> None:
+def test_at_most_101_source_files() -> None:
     """50, and 50: `bench` has two sides, what a measured process does, and what starts it and counts; passes of a
     network in pieces are neither its shape nor its losses; a population is four questions that are asked apart: who
     meets whom, who is stronger, who is copied, and how a hyper-parameter moves; and agents that take turns are stepped
@@ -130,9 +130,9 @@ def test_at_most_100_source_files() -> None:
     (intake); which actors live (crew) is no matter of what they send, and only one file knows Ray (engine).
     What a policy may go back to (rollback) is asked by no other part. Files that anybody may have written are read in
     one way (untrusted), whatever is in them; env.json is a file like config.toml (spec_file). A watchdog knows
-    stages by name only.
+    stages by name only; a doctor asks and decides nothing.
     """
-    assert len([f for f in FILES if f.name != "__init__.py"]) <= 100
+    assert len([f for f in FILES if f.name != "__init__.py"]) <= 101
 
 
 def test_importing_the_package_or_the_settings_imports_no_torch() -> None:

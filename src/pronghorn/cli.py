@@ -22,7 +22,6 @@ from pronghorn.config import Config, EnvConfig, replace, walk
 from pronghorn.defaults import apply_preset, presets
 from pronghorn.errors import ConfigError, PronghornError, UsageError
 from pronghorn.flags import spelled
-from pronghorn.machine import available_cores, available_memory
 from pronghorn.rules import validate
 from pronghorn.settings_file import from_toml, leaf_types
 
@@ -41,19 +40,6 @@ _USAGE = f"""Pronghorn {__version__}: deep reinforcement learning from pixels at
 `pronghorn COMMAND --help` explains each. Environments: doom:SCENARIO, atari:GAME, envpool:ID, gym:ID,
 pettingzoo:FAMILY.GAME, module.path:function.
 """
-
-
-_EXTRAS = {
-    "doom": "vizdoom",
-    "atari": "ale-py",
-    "envpool": "envpool",
-    "pettingzoo": "pettingzoo",
-    "minigrid": "minigrid",
-    "box2d": "box2d",
-    "mujoco": "mujoco",
-    "cluster": "ray",
-    "wandb": "wandb",
-}
 
 
 @dataclass(frozen=True)
@@ -173,6 +159,17 @@ class ReportArgs:
     """Page to write."""
     curve: Annotated[Optional[Path], tyro.conf.arg(metavar="FILE")] = None  # noqa: UP045
     """Also write the learning curve of the first run as a picture (PNG)."""
+
+
+@dataclass(frozen=True)
+class DoctorArgs:
+    """What this machine offers to a run, what one of default size needs, and what to fix; code 1 if something would
+    stop a run. Removes shared memory that dead game engines left."""
+
+    run_dir: Path = Path("runs")
+    """Where runs are to be: its disk is looked at."""
+    json: bool = False
+    """Print one JSON object."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -404,42 +401,13 @@ def _envs(argv: list[str]) -> int:
 
 
 def _doctor(argv: list[str]) -> int:
-    """Facts of this machine that decide how a run goes, one a line; anything to fix is marked."""
-    from importlib.metadata import PackageNotFoundError, version
+    args = _parse(DoctorArgs, argv, "doctor")
+    _quiet_thread_pools()
+    from pronghorn.doctor import checks, table, to_json
 
-    import psutil
-
-    from pronghorn.envworker.keeper import remove_stale_engine_files
-
-    def installed(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return ""
-
-    import torch
-
-    print(f"pronghorn {__version__}, Python {sys.version.split()[0]}, torch {torch.__version__}, on {sys.platform}")
-    print(f"cores     {available_cores()} usable of {os.cpu_count()}")
-    memory = psutil.virtual_memory().total
-    print(f"memory    {available_memory() / 2**30:.1f} of {memory / 2**30:.1f} GiB free")
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    print(f"GPU       {', '.join(gpus) or 'none seen by torch: networks run on the CPU'}")
-    disk = psutil.disk_usage(".").free / 2**30
-    print(f"disk      {disk:.1f} GiB free here" + ("  <- little: checkpoints may not fit" if disk < 1 else ""))
-    for extra, package in _EXTRAS.items():
-        found = installed(package)
-        print(
-            f"extra     {extra:11}"
-            + (f"{package} {found}" if found else f"absent: pip install 'pronghorn-rl[{extra}]'")
-        )
-    stale = remove_stale_engine_files()
-    print(
-        f"cleaned   {len(stale)} files left behind by dead game engines"
-        if stale
-        else "clean     no files of dead game engines"
-    )
-    return 0
+    found = checks(args.run_dir)
+    print(json.dumps(to_json(found)) if args.json else table(found))
+    return int(any(check.status == "problem" for check in found))
 
 
 # ---------------------------------------------------------------- small parts

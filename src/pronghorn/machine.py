@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _CGROUPS = Path("/sys/fs/cgroup")
 _CPUS = Path("/proc/cpuinfo")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
+_SHARED = Path("/dev/shm")
 
 
 def available_cores() -> int:
@@ -113,6 +114,22 @@ def available_memory() -> int:
             if most is not None and used is not None:
                 free.append(max(0, most - used + _file_cache(group)))
     return min(free)
+
+
+def existing_parent(path: Path) -> Path:
+    """The path itself, or the nearest directory above it that exists."""
+    path = path.absolute()
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def free_disk(path: Path) -> int:
+    """Bytes that this user may still write where `path` is, or is to be."""
+    return int(psutil.disk_usage(str(existing_parent(path))).free)
+
+
+def free_shared_memory() -> int | None:
+    """Bytes left in /dev/shm, where game engines have theirs; None where there is none."""
+    return int(psutil.disk_usage(str(_SHARED)).free) if _SHARED.is_dir() else None
 
 
 def free_files() -> int | None:

@@ -40,7 +40,7 @@ from pronghorn.envworker import keeper as keeper_module
 from pronghorn.envworker import main as protocol
 from pronghorn.envworker.deathmatch import is_match
 from pronghorn.errors import ConfigError, PronghornError, UsageError, WorkerDied
-from pronghorn.limits import require_map, require_workers
+from pronghorn.limits import require_engines, require_map, require_workers
 from pronghorn.types import Event, Ready
 
 log = logging.getLogger(__name__)
@@ -393,6 +393,7 @@ class WorkerPool:
     def _start(self) -> None:
         if any(env.kind == "doom" for env in self._envs):
             keeper_module.remove_stale_engine_files()
+            require_engines(self._num_workers * self._envs_per_worker // len(self._envs))
         for index in range(self._num_workers):
             self._spawn(index)
         while any(process is None or process.spec is None for process in self._processes):

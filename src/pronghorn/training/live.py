@@ -371,7 +371,7 @@ def _duration(seconds: float) -> str:
 @contextlib.contextmanager
 def logging_to(path: Path, view: LiveView, *, quiet: bool) -> Iterator[None]:
     """Send this package's log to log.txt and, from INFO on, above the live view."""
-    handlers: list[logging.Handler] = [logging.FileHandler(path)]
+    handlers: list[logging.Handler] = [_LogFile(path)]
     handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     if not quiet:
         handlers.append(_ViewHandler(view))
@@ -384,6 +384,15 @@ def logging_to(path: Path, view: LiveView, *, quiet: bool) -> Iterator[None]:
         for handler in handlers:
             _LOG.removeHandler(handler)
             handler.close()
+
+
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk must not print a stack for every line; the terminal has what was said."""
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 class _ViewHandler(logging.Handler):

@@ -159,6 +159,11 @@ class Member:
 
     # ------------------------------------------------------------ files
 
+    @property
+    def num_bytes(self) -> int:
+        """Of its files in a checkpoint, at least: weights, and a moment of each."""
+        return 2 * sum(p.numel() * p.element_size() for p in self.model.parameters())
+
     def saved(self) -> SavedPolicy:
         """All that a checkpoint keeps of it."""
         weights = self.model.state_dict()

@@ -6,6 +6,7 @@ training loop, and draws nothing (live.py does). All names that are written are 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -13,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -271,6 +272,15 @@ class _Sink(Protocol):
     def close(self) -> None: ...
 
 
+@contextlib.contextmanager
+def _said(text: str) -> Iterator[None]:
+    """Log an error of the disk instead of raising it: the run's end matters more."""
+    try:
+        yield
+    except OSError as error:
+        _LOG.error(text, error.strerror or error)
+
+
 class MetricsWriter:
     """Appends a run's numbers to metrics.jsonl, to TensorBoard events and, if asked, to Weights & Biases.
 
@@ -346,9 +356,11 @@ class MetricsWriter:
     def close(self) -> None:
         """Flush and close everything; safe to call twice."""
         for sink in self._sinks:
-            sink.close()
+            with _said("more metrics cannot be written: %s"):
+                sink.close()
         self._sinks = []
-        self._file.close()
+        with _said("the last metrics cannot be written: %s"):
+            self._file.close()
 
     def __enter__(self) -> MetricsWriter:
         return self

@@ -24,7 +24,7 @@ from pronghorn.envs.own_rows import OwnRows
 from pronghorn.envs.registry import make_pool
 from pronghorn.errors import CheckpointError
 from pronghorn.evaluation.policy import make_actor, require_number
-from pronghorn.limits import crowded, require_store
+from pronghorn.limits import crowded, require_disk, require_store
 from pronghorn.machine import available_memory, keep_memory_mapped, limit_threads, pick_devices
 from pronghorn.rules import changed_settings
 from pronghorn.settings_file import from_toml
@@ -85,6 +85,7 @@ class Parts:
         # The rows that each member may play.
         self.views: list[PoolRows] = list(self.own) or [pool] * config.population.members
         self.members = self._make_members(config, seed)
+        require_disk(config, sum(member.num_bytes for member in self.members), resumed=self.latest is not None)
         if config.threads > (os.cpu_count() or 1):
             self.notes.append(f"{config.threads} threads are more than the cores of this machine: --threads sets them")
         if not isinstance(pool, Crew) and (note := crowded(config.env.workers)):

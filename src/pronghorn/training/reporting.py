@@ -85,11 +85,13 @@ class Reporter:
                 member.reports = []
         metrics = self._metrics(reports)
         if league := self._parts.league:
-            league.write_ratings(last=last)
+            with self._saver.going_on_without("ratings"):
+                league.write_ratings(last=last)
             metrics |= league.report()
         if self._evaluated.last is not None:
             metrics["eval"] = {"mean": self._evaluated.last}
-        self._writer.write(metrics)
+        with self._saver.going_on_without("metrics"):
+            self._writer.write(metrics)
         self.view.update(metrics)
         self._mark_interval()
 

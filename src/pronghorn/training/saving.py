@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,7 @@ class Saver:
         self._directory = parts.config.run_path
         self._last_save = time.monotonic()
         self.num_failed = 0  # checkpoints that could not be written or were refused
+        self._without: set[str] = set()  # kinds of other files that cannot be written now
 
     @property
     def seconds_since(self) -> float:
@@ -64,6 +66,20 @@ class Saver:
         config = tomli_w.dumps(to_toml(self._parts.config)).encode()
         checkpoints.write_atomically(self._directory / "config.toml", config)
         checkpoints.write_atomically(self._directory / ENV_FILE, spec_bytes(self._parts.pool.spec))
+
+    @contextlib.contextmanager
+    def going_on_without(self, what: str) -> Iterator[None]:
+        """Where a file of the run cannot be written (a full disk), say so once, and let the run go on."""
+        try:
+            yield
+        except OSError as error:
+            if what not in self._without:
+                self._without.add(what)
+                _LOG.error("cannot write %s: %s. The run goes on without.", what, error.strerror or error)
+        else:
+            if what in self._without:
+                self._without.discard(what)
+                _LOG.warning("%s can be written again; some may be missing", what)
 
     def save_if_possible(self, reason: str) -> int | None:
         """The same while the run goes on: a failure is said and counted, and the next save may succeed.

@@ -317,7 +317,8 @@ class _Run:
         who = f" of policy {done.policy}" if len(self.members) > 1 and not self.parts.own else ""
         text = "evaluation%s at %s steps: mean return %.4g ± %.2g over %d episodes"
         _LOG.info(text, who, f"{done.steps:,}", result.mean, result.stderr, result.episodes)
-        result.write(self.run_dir / "eval" / f"{done.steps:012d}.json", checkpoint=f"at {done.steps} steps")
+        with self.saver.going_on_without("evaluations"):
+            result.write(self.run_dir / "eval" / f"{done.steps:012d}.json", checkpoint=f"at {done.steps} steps")
         self.evaluated.last = result.mean
         self.reporter.view.update({"eval": {"mean": result.mean, "stderr": result.stderr, "episodes": result.episodes}})
         if result.mean > self.evaluated.best:
