@@ -54,6 +54,28 @@ class Echo(Env[Any, Any]):
         return self.buffer, 0.0, False, False, {}
 
 
+class Ledger(Env[Any, Any]):
+    """Observes [episode, step, the action that it got last], and takes a random little time for each step and reset."""
+
+    def __init__(self, length: int = 5, sleep_ms: float = 2.0) -> None:
+        self.observation_space = spaces.Box(-1, 1e6, (3,), np.float64)
+        self.action_space = spaces.Discrete(1000)
+        self.length, self.sleep_ms = length, sleep_ms
+        self.episode, self.count = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.episode, self.count = self.episode + 1, 0
+        return self._observe(-1), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self._observe(action), float(self.count), False, self.count == self.length, {}
+
+    def _observe(self, action: Any) -> Any:
+        time.sleep(float(np.random.default_rng().exponential(self.sleep_ms / 1000.0)))
+        return np.array([self.episode, self.count, action], np.float64)
+
+
 class Seeded(Counter):
     """Shows the seed of its latest reset (-1 for none) and the number of its resets."""
 
