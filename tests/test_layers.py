@@ -36,6 +36,8 @@ LAYERS = [
         "training.player",
         "training.checkpoint",
         "training.world",
+        "training.rounds",
+        "training.beginning",
     },
     {
         "training.sampler",

@@ -576,3 +576,20 @@ class Duo:
 
     def _observe(self) -> Any:
         return {"obs": np.array([[self.games, self.count]] * 2, np.float32)}
+
+
+class OnRank1(Counter):
+    """Like its base, but where RANK is 1 its 50th step does what `does` says: raises, gives NaN, or waits 20 s."""
+
+    def __init__(self, does: str = "nan") -> None:
+        super().__init__(length=8)
+        self.does, self.total = does if os.environ.get("RANK") == "1" else "", 0
+
+    def step(self, action: Any) -> Any:
+        self.total += 1
+        observation, reward, *rest = super().step(action)
+        if self.total == 50 and self.does == "wait":
+            time.sleep(20.0)
+        if self.total >= 50 and self.does == "raise":
+            raise RuntimeError("the environment of rank 1 broke")
+        return (observation, float("nan") if self.total == 50 and self.does == "nan" else reward, *rest)

@@ -22,6 +22,8 @@ from pronghorn.config import Config, EnvConfig, replace, walk
 from pronghorn.defaults import apply_preset, presets
 from pronghorn.errors import ConfigError, PronghornError, UsageError
 from pronghorn.flags import spelled
+from pronghorn.launch import launch_of
+from pronghorn.machine import take_share_of_cores
 from pronghorn.rules import validate
 from pronghorn.settings_file import from_toml, leaf_types
 
@@ -183,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _flush()
         sys.exit(code)
     except PronghornError as error:
-        print(f"pronghorn: {error}", file=sys.stderr)
+        _say_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -221,14 +223,18 @@ def _train(argv: list[str]) -> int:
     args, config = parse_train(argv)
     _check(config)
     _quiet_thread_pools()
+    launch = launch_of(os.environ)
+    if launch.local_size > 1:
+        take_share_of_cores(launch.local_rank, launch.local_size)  # before torch counts them
     from pronghorn.training.trainer import train
 
     try:
-        result = train(config, resume=args.resume, started_at=started_at)
+        result = train(config, resume=args.resume, started_at=started_at, launch=launch)
     except BrokenPipeError as error:  # a service's connection, say; the reader of our output is the trainer's matter
         raise RuntimeError("A connection broke while the run trained") from error
     try:
-        _say_result(result, config)
+        if launch.leads:
+            _say_result(result, config)
         _flush()
     except OSError:  # nobody reads it any more: the code still says how the run ended
         _discard_output()
@@ -474,6 +480,13 @@ def _quiet_thread_pools() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
+
+
+def _say_error(error: PronghornError) -> None:
+    """Of several learners each says its own; what is wrong with the command is said once."""
+    rank = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
+    if rank == "0" or not isinstance(error, UsageError):
+        print(f"pronghorn: {'' if rank == '0' else f'learner {rank}: '}{error}", file=sys.stderr)
 
 
 def _say_result(result: Any, config: Config) -> None:

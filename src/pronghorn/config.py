@@ -133,7 +133,7 @@ class LearnerConfig:
     unroll_length: Annotated[Auto[int], _AUTO_INT] = AUTO
     """T: consecutive decisions in an unroll, and the length of backpropagation through time (steps)."""
     batch_unrolls: Annotated[Auto[int], _AUTO_INT] = AUTO
-    """B: unrolls per iteration; an iteration trains on T*B samples."""
+    """B: unrolls per iteration; an iteration trains on T*B samples. Several learners (torchrun) share them equally."""
     epochs: Annotated[Auto[int], _AUTO_INT] = AUTO
     """Passes over each batch."""
     minibatches: Annotated[Auto[int], _AUTO_INT] = AUTO
@@ -213,6 +213,9 @@ class LearnerConfig:
     max_rollbacks: int = 3
     """Times that a policy goes back to one and the same checkpoint; one more ends the run, and so does the first where
     nothing was saved yet. 0: never goes back."""
+    peers_timeout_s: float = 240.0
+    """Of several learners (torchrun): seconds that one waits for another, which may be saving, before the run ends with
+    an error that names who is missing."""
     drop_over_lag: bool = False
     """Drop (and count) steps that are older than --max-lag instead of making the learner wait."""
 

@@ -17,6 +17,7 @@ from pronghorn.config import Config, replace, walk
 from pronghorn.envworker.deathmatch import fills_worker
 from pronghorn.envworker.loading import vector_entry_point
 from pronghorn.errors import ConfigError, UsageError
+from pronghorn.launch import unrolls_of_one
 from pronghorn.machine import available_cores, computes_bfloat16, has_gpu
 from pronghorn.rules import validate, validate_critic_only, validate_sizes
 from pronghorn.types import EnvSpec
@@ -79,8 +80,11 @@ def _steps_rows_as_one(config: Config) -> bool:
     return plain and all(vector_entry_point(one) is not None for one in ids)
 
 
-def resolve(config: Config, spec: EnvSpec) -> Config:
-    """Fill every Auto field from the kind of environment and the algorithm, then validate. Raises ConfigError."""
+def resolve(config: Config, spec: EnvSpec, num_learners: int = 1) -> Config:
+    """Fill every Auto field from the kind of environment and the algorithm, then validate. Raises ConfigError.
+
+    num_learners: processes with environments like these, whose unrolls are one batch together.
+    """
     tables, kind = _tables(), kind_of(spec)
     config = resolve_env(config)
     kinds = _kinds(config, spec, kind)
@@ -100,7 +104,7 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
         rule = "must be at least 2 here: rows of this environment may wait (agents in turns, next-step auto-reset)"
         raise ConfigError("max_lag", config.max_lag, rule, "Add --max-lag 16, or use a same-step auto-reset.")
     # Members of a population share the rows, and so do the policies of agents with unlike spaces.
-    num_rows = max(1, num_rows // max(1, config.population.num_slots, len(spec.signatures)))
+    num_rows = max(1, num_rows // max(1, config.population.num_slots, len(spec.signatures))) * num_learners
     # Taking turns needs whole unrolls of all rows in each batch. Several passes over a batch want a large one; a single
     # optimiser step wants a small one, so that there are many.
     if config.max_lag <= 1 or (kind == "vector" and config.learner.epochs > 1) or "vector-native" in kinds:
@@ -108,12 +112,13 @@ def resolve(config: Config, spec: EnvSpec) -> Config:
     else:
         fresh_unrolls = max(1, num_rows // 4) if kind == "vector" else max(32, num_rows // 2)
     batch_unrolls = round(fresh_unrolls / (1.0 - min(config.learner.replay_fraction, 0.99)))
-    config = with_defaults(config, {"learner.batch_unrolls": batch_unrolls})
+    config = with_defaults(config, {"learner.batch_unrolls": -(-batch_unrolls // num_learners) * num_learners})
     validate(config)
     validate_critic_only(config, spec)
-    minibatches = _default_minibatches(config, kind, native="vector-native" in kinds)
+    unrolls = unrolls_of_one(config.learner.batch_unrolls, num_learners)
+    minibatches = _default_minibatches(config, kind, "vector-native" in kinds, unrolls)
     config = with_defaults(config, {"learner.minibatches": minibatches})
-    validate_sizes(config, config.num_envs * spec.most_rows)
+    validate_sizes(replace(config, {"learner.batch_unrolls": unrolls}), config.num_envs * spec.most_rows)
     return config
 
 
@@ -145,18 +150,21 @@ def _plays_atari(config: Config, kind: str) -> bool:
     return through_envpool or any(name.startswith("atari:") for name in names)
 
 
-def _default_minibatches(config: Config, kind: str, *, native: bool) -> int:
+def _default_minibatches(config: Config, kind: str, native: bool, unrolls: int) -> int:
     """Few for pixels, whose optimiser steps are dear; else so many that each holds 128 single steps, or 4 unrolls, or
     16 unrolls that a memory goes through step by step. native: of a thousand rows, so many that each holds 4,096 steps.
+
+    unrolls: of each learner, which deals them into as many.
     """
     n = config.learner
-    total = n.batch_unrolls * n.unroll_length if config.single_steps else n.batch_unrolls
+    each = unrolls * n.unroll_length if config.single_steps else unrolls
+    total = each * n.batch_unrolls // unrolls
     if native:
         size = 4096 if config.single_steps else max(1, 4096 // n.unroll_length)
     else:
         size = 128 if config.single_steps else 4 if config.model.core == "none" else 16
     most = 4 if kind == "pixels" else total // size
-    return max(count for count in range(1, max(1, min(most, total)) + 1) if total % count == 0)
+    return max(count for count in range(1, max(1, min(most, each)) + 1) if each % count == 0)
 
 
 def with_defaults(config: Config, defaults: Mapping[str, Any]) -> Config:

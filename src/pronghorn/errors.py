@@ -107,7 +107,11 @@ class PopulationError(PronghornError):
 
 
 class LearnersLost(PronghornError):
-    """Of several learners one is missing or has failed."""
+    """Of several learners one is missing or has failed. exit_code: that of the one that failed."""
+
+    def __init__(self, text: str, exit_code: int = 1) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 class RunDirError(UsageError):

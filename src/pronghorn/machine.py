@@ -59,6 +59,19 @@ def _cpu_flags() -> set[str]:
     return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
 
 
+def take_share_of_cores(index: int, count: int) -> None:
+    """Keep to this process's part of the cores that it may use, where `count` like it share them; `index` from 0.
+
+    Where there are fewer cores than processes, or the platform cannot, all of them use all.
+    """
+    try:
+        cores = sorted(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return
+    if len(cores) >= count:
+        os.sched_setaffinity(0, cores[index * len(cores) // count : (index + 1) * len(cores) // count])
+
+
 def limit_threads(count: int) -> None:
     """Let torch's operations use `count` threads where they are called from the calling thread, and only there."""
     import torch
@@ -77,6 +90,25 @@ def pick_device(name: str) -> torch.device:
             "--device cuda: PyTorch sees no GPU here. Use --device cpu, or install a CUDA build of torch."
         )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def pick_own_device(name: str, index: int) -> torch.device:
+    """The device of one of several processes of this machine, each with a GPU of its own. index: from 0.
+
+    Raises PronghornError if there are fewer GPUs.
+    """
+    import torch
+
+    device = pick_device(name)
+    if device.type != "cuda":
+        return device
+    if index >= torch.cuda.device_count():
+        raise PronghornError(
+            f"Learner {index} of this machine has no GPU: PyTorch sees {torch.cuda.device_count()} here. Start at most "
+            "one learner a GPU (torchrun --nproc-per-node), or use --device cpu."
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def pick_devices(name: str, count: int) -> list[torch.device]:

@@ -88,7 +88,8 @@ def _check_run(config: Config) -> None:
 def _check_learner(config: Config) -> None:
     n = config.learner
     for name in ("unroll_length", "batch_unrolls", "epochs", "minibatches", "lr", "critic_lr_scale", "reward_scale",
-                 "replay_unrolls", "rho_clip", "c_clip", "pg_rho_clip", "ppo_clip", "lr_kl_target"):  # fmt: skip
+                 "replay_unrolls", "rho_clip", "c_clip", "pg_rho_clip", "ppo_clip", "lr_kl_target",
+                 "peers_timeout_s"):  # fmt: skip
         _positive(f"learner.{name}", getattr(n, name))
     for name in ("value_clip", "value_coef", "exploration_coef", "kl_coef", "reward_clip", "max_grad_norm"):
         _not_negative(f"learner.{name}", getattr(n, name))

@@ -80,12 +80,13 @@ def test_texts_are_left_for_whoever_looks() -> None:
 def test_who_fails_says_why_to_the_others() -> None:
     def work(world: World) -> str:
         if world.rank == 1:
-            world.fail("its environments keep dying")
+            world.fail("3 its environments keep dying")
             return ""
         with pytest.raises(LearnersLost, match=r"Learner 1 .* error: its environments keep dying") as caught:
             world.exchange([0.0])
         with pytest.raises(LearnersLost):  # and again, at once
             world.sums(torch.zeros(1))
+        assert caught.value.exit_code == 3
         return str(caught.value)
 
     assert "environments keep dying" in together(2, work)[0]

@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,9 +84,10 @@ class Checkpoint:
 
 
 @contextlib.contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
+def locked(run_dir: Path, wait_s: float = 0.0) -> Iterator[None]:
     """Create the run directory and hold its lock, so that two processes never write one run. Raises RunDirError.
 
+    wait_s: seconds that whoever holds it may take to end.
     A start that fails before it has written anything leaves no directory behind.
     """
     with contextlib.ExitStack() as stack:
@@ -99,7 +101,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         try:
             import fcntl
 
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fcntl, lock, time.monotonic() + wait_s)
         except ImportError:
             pass  # no file locks on this platform
         except OSError as error:
@@ -112,6 +114,16 @@ def locked(run_dir: Path) -> Iterator[None]:
                 if is_new:
                     run_dir.rmdir()
             raise
+
+
+def _lock(fcntl: Any, file: Any, deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[no-any-return]
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
 
 
 def previous(run_dir: Path, *, resume: bool) -> Checkpoint | None:

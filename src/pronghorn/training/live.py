@@ -369,12 +369,19 @@ def _duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def logging_to(path: Path, view: LiveView, *, quiet: bool) -> Iterator[None]:
-    """Send this package's log to log.txt and, from INFO on, above the live view."""
+def logging_to(path: Path, view: LiveView, *, quiet: bool, speaker: str = "") -> Iterator[None]:
+    """Send this package's log to a file and, from INFO on, above the live view.
+
+    speaker: who has no view of its own; its warnings go to the standard error, behind this.
+    """
     handlers: list[logging.Handler] = [_LogFile(path)]
     handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     if not quiet:
         handlers.append(_ViewHandler(view))
+    if speaker:
+        handlers.append(logging.StreamHandler())
+        handlers[-1].setLevel(logging.WARNING)
+        handlers[-1].setFormatter(logging.Formatter(speaker + "%(message)s"))
     _LOG.setLevel(logging.DEBUG)
     for handler in handlers:
         _LOG.addHandler(handler)

@@ -23,6 +23,7 @@ from pronghorn.training.learner import Learner
 from pronghorn.training.metrics import EpisodeTracker, merged
 from pronghorn.training.player import Player, Publisher
 from pronghorn.training.store import Batch, Slots, make_replay, make_store, stored_leaves
+from pronghorn.training.world import World
 from pronghorn.types import PoolRows
 from pronghorn.untrusted import number, usable, whole
 
@@ -35,11 +36,11 @@ class Member:
 
     def __init__(
         self, index: int, config: Config, pool: PoolRows, device: torch.device, *, seed: int,
-        changed: threading.Condition, kept: int = 0,
+        changed: threading.Condition, kept: int = 0, world: World | None = None,
     ) -> None:  # fmt: skip
         """seed: of what may differ in a resumed run. changed: what the thread that trains this member waits at.
 
-        kept: episodes that its objective looks back on.
+        kept: episodes that its objective looks back on. world: who else trains it; None: nobody.
         """
         self.index, self.config, self.device, self.lock = index, config, device, threading.RLock()
         spec = pool.spec
@@ -52,7 +53,7 @@ class Member:
             sizes = f"core_size {config.model.core_size}, conv_features {config.model.conv_features}"
             why = f"the network does not fit into memory ({error})"
             raise ConfigError("model", sizes, why, "Lower the sizes of the [model] settings.") from None
-        self.learner = Learner(config, self.model)
+        self.learner = Learner(config, self.model, world)
         self.learner.seed = derive_seed(config.seed, 6, index) if index else config.seed
         limit = config.step_limit(spec.frame_skip)  # of all members together
         self.learner.total_steps = None if limit is None else -(-limit // config.population.members)

@@ -224,6 +224,25 @@ class EpisodeTracker:
             self._restart(np.arange(len(self._returns)))
 
 
+def episodes_of(state: Mapping[str, Any], rank: int, size: int) -> dict[str, Any]:
+    """What one of `size` learners goes on from, of a saved policy's state: the episodes of learner `rank`.
+
+    Where there are fewer learners than before, the first takes over the counts of those that are no more; a new one
+    begins with nothing.
+    """
+    saved = [state["episodes"], *state.get("learners", ())]
+    if rank >= len(saved):
+        return {"num_episodes": 0, "finished": [], "tasks": {}, "records": {}}
+    own = {**saved[rank], "tasks": {task: dict(known) for task, known in saved[rank]["tasks"].items()}}
+    for gone in saved[size:] if rank == 0 else ():
+        own["num_episodes"] += gone["num_episodes"]
+        own["num_whole"] = own.get("num_whole", 0) + gone.get("num_whole", 0)
+        for task, known in gone["tasks"].items():
+            if task in own["tasks"]:
+                own["tasks"][task]["num_episodes"] += known["num_episodes"]
+    return own
+
+
 # ---------------------------------------------------------------------------------------------- files
 
 

@@ -24,19 +24,21 @@ from pronghorn.envs.own_rows import OwnRows
 from pronghorn.envs.registry import make_pool
 from pronghorn.errors import CheckpointError
 from pronghorn.evaluation.policy import make_actor, require_number
+from pronghorn.launch import Launch, share_of
 from pronghorn.limits import crowded, require_disk, require_store
-from pronghorn.machine import available_memory, keep_memory_mapped, limit_threads, pick_devices
+from pronghorn.machine import available_memory, keep_memory_mapped, limit_threads, pick_devices, pick_own_device
 from pronghorn.rules import changed_settings
-from pronghorn.settings_file import from_toml
+from pronghorn.training.beginning import Beginning
 from pronghorn.training.checkpoint import STATE_FILE, Checkpoint
 from pronghorn.training.guests import Guests
 from pronghorn.training.league import League
 from pronghorn.training.member import Member
-from pronghorn.training.metrics import pooled
+from pronghorn.training.metrics import episodes_of, pooled
 from pronghorn.training.own_player import OwnPlayer
 from pronghorn.training.player import RowPlayer
 from pronghorn.training.sampler import Sampler
 from pronghorn.training.store import step_fields, stored_leaves
+from pronghorn.training.world import World
 from pronghorn.types import Experience, Pool, PoolRows
 from pronghorn.untrusted import number, usable
 
@@ -44,28 +46,38 @@ from pronghorn.untrusted import number, usable
 class Parts:
     """The parts of one process's run, and the sums over its policies."""
 
-    def __init__(self, config: Config, latest: Checkpoint | None, started_at: float) -> None:
-        """latest: what to go on from; None begins. started_at: `time.time()` from which the run's seconds count."""
+    def __init__(
+        self, begin: Beginning, started_at: float, world: World | None = None, launch: Launch | None = None
+    ) -> None:
+        """started_at: `time.time()` from which the run's seconds count.
+
+        world: who else trains the policy; None: nobody. launch: which of them this process is.
+        """
+        config, latest, self._before = begin
         self.started_at, self.latest = started_at, latest
+        self.world, self.launch = world or World(), launch or Launch()
         self.previous_s = 0.0
         if latest is not None:
             with usable(latest.path / STATE_FILE):
                 self.previous_s = number(latest.state["time_s"])
         self.notes: list[str] = []  # to be said once the log is open
         keep_memory_mapped()
-        if config.log.live != "off":
+        if config.log.live != "off" and self.launch.leads:
             with contextlib.suppress(OSError):
                 print(f"starting {', '.join(config.env_names)} ...", file=sys.stderr)  # engines take seconds to start
         with contextlib.ExitStack() as cleanup:
-            seed = config.seed if latest is None else derive_seed(config.seed, 3, latest.state["updates"])
+            own_seed = share_of(config, self.launch).seed
+            seed = own_seed if latest is None else derive_seed(own_seed, 3, latest.state["updates"])
             pool = self._open(config, seed)
             self.pool: Experience = pool
             cleanup.callback(self.pool.close)
-            given, self.config = dict(walk(config)), resolve(config, self.pool.spec)
-            config = self.config
-            chosen = [f"{k}={v}" for k, v in walk(config) if given[k] is None and v is not None]
+            # What all learners share, and this one's part of it.
+            self.whole = resolve(config, self.pool.spec, self.world.size)
+            self.config = share_of(self.whole, self.launch)
+            given = dict(walk(config))
+            chosen = [f"{k}={v}" for k, v in walk(self.whole) if given[k] is None and v is not None]
             self.defaults = ", ".join(chosen).replace("learner.", "")  # those that were filled in
-            self._build(config, pool, seed)
+            self._build(self.config, pool, seed)
             cleanup.pop_all()
 
     @staticmethod
@@ -92,6 +104,8 @@ class Parts:
             self.notes.append(note)
         if self.latest:
             self._restore(self.latest)
+        for member in self.members:
+            self.world.align(list(member.model.state_dict().values()))
         self.league: League | None = None
         self.sampler = self._make_sampler(config, pool, seed)
 
@@ -110,12 +124,14 @@ class Parts:
 
     def _make_members(self, config: Config, seed: int) -> list[Member]:
         """Each policy on its device, with room for its unrolls."""
-        devices = pick_devices(config.device, len(self.views))
+        several = self.world.size > 1
+        own = [pick_own_device(config.device, self.launch.local_rank)] if several else []
+        devices = own or pick_devices(config.device, len(self.views))
         self._require_memory(config, devices)
         self.waits = {device: threading.Condition() for device in devices}  # what each learner's thread waits at
         return [
             Member(i, config, view, device, seed=seed, changed=self.waits[device],
-                   kept=config.population.objective_episodes if len(devices) > 1 else 0)
+                   kept=config.population.objective_episodes if len(devices) > 1 else 0, world=self.world)
             for i, (view, device) in enumerate(zip(self.views, devices, strict=True))
         ]  # fmt: skip
 
@@ -130,7 +146,7 @@ class Parts:
 
     def _restore(self, saved: Checkpoint) -> None:
         """Every policy as it was saved."""
-        changed = dict(changed_settings(from_toml(self.config.run_path / "config.toml"), self.config))
+        changed = dict(changed_settings(self._before, self.whole)) if self._before else {}
         self.notes += [f"changed: {name} {old} -> {new}" for name, (old, new) in changed.items()]
         if self.own:
             require_number(self.pool.spec, len(saved.policies), str(saved.path))
@@ -139,6 +155,8 @@ class Parts:
             raise CheckpointError(f"{saved.path / STATE_FILE} {why}.")
         for member, policy in zip(self.members, saved.policies, strict=True):
             member.restore(policy, saved.path, changed)
+            with usable(saved.path / STATE_FILE):
+                member.tracker.load_state(episodes_of(policy.state, self.world.rank, self.world.size))
 
     def _who_plays(self) -> NDArray[np.int64]:
         """[rows] index of the player of each row when the run begins: of its signature, or the first."""
@@ -157,11 +175,11 @@ class Parts:
         league.start(self.latest)
         return league
 
-    # ------------------------------------------------------------ all policies together
+    # ------------------------------------------------------------ all policies together, of this learner
 
     @property
     def steps(self) -> int:
-        """Samples that have entered batches."""
+        """Samples that have entered batches, of all learners."""
         return sum(member.learner.steps for member in self.members)
 
     @property

@@ -1,11 +1,13 @@
 """What a run says of itself: lines of metrics, the live view, and what it is made of. It changes nothing.
 
-metrics.py and live.py know how; here is what is told.
+metrics.py and live.py know how; here is what is told. Of several learners the first one tells, of all; the others leave
+their numbers where it finds them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 import time
@@ -18,9 +20,14 @@ import pronghorn.training.checkpoint as checkpoints
 from pronghorn.settings_file import to_toml
 from pronghorn.training.live import LiveView, logging_to
 from pronghorn.training.member import Member
-from pronghorn.training.metrics import MetricsWriter, limiting_stage, merged
+from pronghorn.training.metrics import MetricsWriter, limiting_stage, merged, pooled
 from pronghorn.training.parts import Parts
 from pronghorn.training.saving import Evaluated, Saver
+
+# Of several learners: counts, and what is a statistic of each one's own experience.
+_SUMS = ("steps_sampled", "worker_restarts", "unrolls_lost", "unrolls_voided", "remote_unrolls", "samples_dropped")
+_POOLED = ("episode", "return_", "running_episode", "policy_lag_")
+_LAST_WAIT_S = 60.0  # for the others' last numbers
 
 _LOG = logging.getLogger("pronghorn")
 
@@ -34,23 +41,31 @@ class Reporter:
         self._lock = threading.Lock()  # of what learners' threads leave for the main one
         self._wait_s = 0.0  # of learners, for a batch
         self._speed = 0.0
+        self.latest: dict[str, Any] = {}  # the last line
         self.view = self._make_view()
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """Write files, and log into them, while this lasts."""
-        config, latest = self._config, self._parts.latest
-        writer = MetricsWriter(
+        config, world = self._config, self._parts.world
+        config.run_path.mkdir(parents=True, exist_ok=True)  # on another machine
+        file = config.run_path / ("log.txt" if world.leads else f"log.rank{world.rank}.txt")
+        speaker = "" if world.leads else f"learner {world.rank}: "
+        with contextlib.ExitStack() as stack:
+            self._writer = stack.enter_context(self._make_writer()) if world.leads else None
+            stack.callback(self.view.stop)
+            stack.enter_context(logging_to(file, self.view, quiet=config.log.live == "off", speaker=speaker))
+            yield
+
+    def _make_writer(self) -> MetricsWriter:
+        config = self._config
+        return MetricsWriter(
             config.run_path,
             tensorboard=config.log.tensorboard,
             wandb=config.log.wandb,
-            config=to_toml(config),
-            resume_steps=self._parts.steps if latest else None,
+            config=to_toml(self._parts.whole),
+            resume_steps=self._parts.steps if self._parts.latest else None,
         )
-        with writer as self._writer, contextlib.ExitStack() as stack:
-            stack.callback(self.view.stop)
-            stack.enter_context(logging_to(config.run_path / "log.txt", self.view, quiet=config.log.live == "off"))
-            yield
 
     def start(self) -> None:
         """Say what runs, and begin the first interval."""
@@ -78,20 +93,24 @@ class Reporter:
         return bool(self._config.log.every_s) and time.monotonic() >= self._interval["next"]
 
     def report(self, *, last: bool = False) -> None:
-        """One line of metrics over the interval since the last one."""
+        """One line of metrics over the interval since the last one. last: of all learners, wait for their last ones."""
         with self._lock:
             reports = [member.reports for member in self._parts.members]
             for member in self._parts.members:
                 member.reports = []
         metrics = self._metrics(reports)
+        if self._parts.world.size > 1:
+            metrics = self._with_others(metrics, last=last)
         if league := self._parts.league:
             with self._saver.going_on_without("ratings"):
                 league.write_ratings(last=last)
             metrics |= league.report()
         if self._evaluated.last is not None:
             metrics["eval"] = {"mean": self._evaluated.last}
+        self.latest = metrics
         with self._saver.going_on_without("metrics"):
-            self._writer.write(metrics)
+            if self._writer:
+                self._writer.write(metrics)
         self.view.update(metrics)
         self._mark_interval()
 
@@ -110,7 +129,7 @@ class Reporter:
             "unrolls_lost": sum(m.store.num_discarded for m in members),
             "unrolls_voided": sum(m.store.num_voided for m in members),
             **parts.sampler.counts(),
-            "world_size": 1,
+            "world_size": parts.world.size,
             "updates_skipped": sum(m.learner.num_skipped for m in members),
             "rollbacks": sum(m.num_rollbacks for m in members),
             "saves_failed": self._saver.num_failed,
@@ -123,6 +142,21 @@ class Reporter:
             for member, of_member in zip(members, reports, strict=True):
                 metrics |= {f"policy/{member.index}/{k}": v for k, v in member.report(of_member).items()}
         return metrics
+
+    def _with_others(self, metrics: dict[str, Any], *, last: bool) -> dict[str, Any]:
+        """These numbers of this learner, and for the first one those of all: counts are sums, the rest as in `pooled`.
+
+        What the learner itself is told is that of all already.
+        """
+        world, name = self._parts.world, "last metrics" if last else "metrics"
+        own = {k: metrics[k] for k in metrics if k in _SUMS or k.startswith(_POOLED)}
+        if not world.leads:
+            world.tell(name, json.dumps(own))
+            return metrics
+        told = world.told("metrics") | (world.wait_told(name, _LAST_WAIT_S) if last else {})
+        everyone = [own, *(json.loads(text) for text in told.values())]
+        sums = {k: sum(each[k] for each in everyone) for k in _SUMS}
+        return metrics | pooled([{k: v for k, v in each.items() if k not in _SUMS} for each in everyone]) | sums
 
     def _speeds(self, steps: int) -> dict[str, Any]:
         """How fast it goes, and what its threads spent the interval on."""
@@ -169,6 +203,8 @@ class Reporter:
     def _say_what_runs(self) -> None:
         c, parts = self._config, self._parts
         how = "resuming" if parts.latest else "training"
+        if parts.world.size > 1:
+            how = f"learner {parts.world.rank} of {parts.world.size}, {how}"
         where = ", ".join(map(str, parts.waits))
         _LOG.info("%s %s on %s in %s", how, ", ".join(c.env_names), where, c.run_path)
         describe = getattr(parts.pool, "describe", lambda: "")()
@@ -179,7 +215,7 @@ class Reporter:
         if parts.defaults:
             _LOG.info("defaults for this environment: %s", parts.defaults)
         for note in parts.notes:
-            _LOG.warning(note)
+            _LOG.log(logging.WARNING if parts.world.leads else logging.INFO, note)
         if not (c.steps or c.frames or c.minutes or c.eval.until_return is not None):
             _LOG.info("no limit given: runs until Ctrl-C (limits: --steps, --frames, --minutes)")
 
@@ -200,11 +236,13 @@ class Reporter:
             _LOG.info("policies: %s", parts.league.describe())
 
     def _say_how(self) -> None:
-        c, n = self._config, self._config.learner
+        c, n = self._parts.whole, self._parts.whole.learner
         lag = {0: "take turns (lag 0)", 1: "overlapped (lag exactly 1)"}.get(
             c.max_lag, f"free-running (lag at most {c.max_lag})"
         )
         batch = f"batches of {n.batch_unrolls} unrolls x {n.unroll_length} steps = {c.batch_samples} samples"
+        if self._parts.world.size > 1:
+            batch += f", shared by {self._parts.world.size} learners"
         if n.replay_fraction:
             batch += f", {n.batch_unrolls - c.fresh_unrolls} of the unrolls from replay of the last {n.replay_unrolls}"
         _LOG.info("algorithm: %s, %s, %d epoch(s) x %d minibatch(es), %s", c.algo, batch, n.epochs, n.minibatches, lag)

@@ -1,11 +1,13 @@
 """Writes what a run leaves in its directory besides metrics: settings, checkpoints, the best policy.
 
-checkpoint.py knows how; here is what belongs together. When to save is said by the trainer.
+checkpoint.py knows how; here is what belongs together. When to save is said by the trainer. Of several learners the
+first one writes; the others add what only they know.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from pronghorn.settings_file import to_toml
 from pronghorn.spec_file import ENV_FILE, spec_bytes
 from pronghorn.training.checkpoint import Checkpoint, SavedPolicy
 from pronghorn.training.parts import Parts
+from pronghorn.training.rounds import Rounds
 from pronghorn.untrusted import number, usable
 
 _LOG = logging.getLogger("pronghorn")
@@ -63,7 +66,9 @@ class Saver:
 
     def write_settings(self) -> None:
         """What others need to know of the run: its settings and its environment."""
-        config = tomli_w.dumps(to_toml(self._parts.config)).encode()
+        if not self._parts.world.leads:
+            return
+        config = tomli_w.dumps(to_toml(self._parts.whole)).encode()
         checkpoints.write_atomically(self._directory / "config.toml", config)
         checkpoints.write_atomically(self._directory / ENV_FILE, spec_bytes(self._parts.pool.spec))
 
@@ -94,32 +99,46 @@ class Saver:
             return error.policy if isinstance(error, NotFiniteError) else None
         return None
 
-    def save(self, reason: str) -> None:
+    def save(self, reason: str, *, alone: bool = False) -> None:
         """A checkpoint of one moment of all policies. reason: why the run ends, or empty.
 
+        Of several learners all call it, in one place of their work. alone: without the others, who are lost; what they
+        told last of their episodes is saved.
         Raises CheckpointError: it cannot be written, or holds a number that is not finite; those before stay.
         """
         try:
-            self._save(reason)
+            self._save(reason, alone=alone)
         except CheckpointError:
             self.num_failed += 1
             raise
 
-    def _save(self, reason: str) -> None:
+    def _save(self, reason: str, *, alone: bool) -> None:
         parts = self._parts
+        others = self._from_others(alone=alone) if parts.world.size > 1 else {}
+        self._last_save = time.monotonic()
         with contextlib.ExitStack() as stack:
             for member in parts.members:
                 stack.enter_context(member.lock)
-            first, *others = [member.saved() for member in parts.members]
-            checkpoints.require_finite([first, *others])
+            first, *more = [member.saved() for member in parts.members]
+            checkpoints.require_finite([first, *more])
+            if not parts.world.leads:
+                return
             snapshots = dict(parts.league.snapshots) if parts.league else None
             path = checkpoints.save(
                 self._directory / "checkpoints", parts.updates, first.weights, first.optimizer,
-                first.state | self._state(reason), keep=parts.config.checkpoint.keep, others=others,
+                first.state | self._state(reason) | others, keep=parts.config.checkpoint.keep, others=more,
                 snapshots=snapshots,
             )  # fmt: skip
         self._last_save = time.monotonic()
         _LOG.debug("saved %s, params_sha %s", path, first.state["params_sha"])
+
+    def _from_others(self, *, alone: bool) -> dict[str, Any]:
+        """Episodes of the other learners, once it is sure that all have the same weights. Raises LearnersLost."""
+        world, member = self._parts.world, self._parts.members[0]
+        world.tell("episodes", json.dumps(member.tracker.state()))
+        if not alone:
+            Rounds(world).require_same(checkpoints.params_sha(member.model.state_dict()))
+        return {"learners": [json.loads(text) for _, text in sorted(world.told("episodes").items())]}
 
     def save_best(self, done: Finished) -> None:
         """The weights whose evaluation was the best one yet."""

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -28,10 +29,13 @@ class StopSignals:
 
     force: what a second signal does before it ends the process at once, without saving.
     quiet: do not tell the terminal that a signal was understood.
+    echo_s: the same signal once more within so many seconds means nothing: torchrun passes on what its processes got
+        themselves, and ends all when one of them has ended.
     """
 
-    def __init__(self, force: Callable[[], None], *, quiet: bool) -> None:
-        self._force, self._quiet = force, quiet
+    def __init__(self, force: Callable[[], None], *, quiet: bool, echo_s: float = 0.0) -> None:
+        self._force, self._quiet, self._echo_s = force, quiet, echo_s
+        self._at = 0.0
         self.number = 0
 
     @property
@@ -51,16 +55,18 @@ class StopSignals:
         try:
             yield
         finally:
+            # An echo that came later would take the process's exit code.
+            ends = self.number and self._echo_s
             for number, handler in old.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if ends else handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.number:
-            if number == _HANGUP:
+            if number == _HANGUP or (number == self.number and time.monotonic() - self._at < self._echo_s):
                 return
             self._force()
             os._exit(EXIT_CODES[signal.Signals(number)])
-        self.number = number
+        self.number, self._at = number, time.monotonic()
         if not self._quiet and sys.stderr is not None:  # else descriptor 2 may be any file
             name = signal.Signals(number).name
             with contextlib.suppress(OSError):  # the terminal may be gone

@@ -2,6 +2,9 @@
 
 Threads: one samples, one learns, the main one handles signals, the live view and the files. Everything that may go
 wrong in a thread is raised in the main one.
+
+Of several learners (torchrun) each process has all of these; whatever ends an iteration or the run is decided by all of
+them together (rounds.py), in the learner's thread.
 """
 
 from __future__ import annotations
@@ -12,32 +15,41 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+
+import torch
 
 import pronghorn.training.checkpoint as checkpoints
 import pronghorn.training.stall as stall
 from pronghorn.config import Config, derive_seed
 from pronghorn.envs.registry import resolve as resolve_name
-from pronghorn.errors import DivergedError, MissingExtraError, PronghornError
+from pronghorn.errors import DivergedError, LearnersLost, MissingExtraError, PronghornError
 from pronghorn.evaluation.evaluate import BackgroundEvaluator, Finished
+from pronghorn.launch import Launch, refuse_several
 from pronghorn.limits import require_threads
-from pronghorn.machine import limit_threads
+from pronghorn.machine import limit_threads, pick_own_device
 from pronghorn.rules import changed_settings, validate
 from pronghorn.settings_file import from_toml
+from pronghorn.training.beginning import Beginning, shared
 from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.member import Member
 from pronghorn.training.parts import Parts
 from pronghorn.training.reporting import Reporter
 from pronghorn.training.rollback import Rollbacks
+from pronghorn.training.rounds import ERROR, Rounds, Wish
 from pronghorn.training.saving import Evaluated, Saver
-from pronghorn.training.signals import READER_GONE, StopSignals
+from pronghorn.training.signals import EXIT_CODES, READER_GONE, StopSignals
+from pronghorn.training.store import Slots
 from pronghorn.training.watchdog import BeatingEvent, Stage, Watchdog
+from pronghorn.training.world import World, join
 from pronghorn.untrusted import number, usable, whole
 
 POLL_S = 0.1
+_LOCK_WAIT_S = 60.0  # that a process which torchrun is replacing may take to end
+_ECHO_S = 10.0  # in which torchrun may pass on a signal that a learner has got itself
 
 _LOG = logging.getLogger("pronghorn")
 
@@ -58,39 +70,83 @@ class Result:
     exit_code: int
 
 
-def train(config: Config, *, resume: bool = False, started_at: float | None = None) -> Result:
+def train(
+    config: Config, *, resume: bool = False, started_at: float | None = None, launch: Launch | None = None
+) -> Result:
     """Train until a limit is reached or the process is told to stop; the last state is always saved.
 
     resume: go on with the run in `config.run_path` (an empty directory starts fresh and says so).
     started_at: `time.time()` from which `config.minutes` counts; now when None.
-    Raises PronghornError: bad configuration or environment, a run directory that holds a run, workers that keep dying.
+    launch: which of several learners this process is (`pronghorn.launch:launch_of`); None: a lone one. Processes that
+        torchrun has started again resume.
+    Raises PronghornError: bad configuration or environment, a run directory that holds a run, workers that keep dying,
+    another learner that is lost.
     """
-    started_at = time.time() if started_at is None else started_at
+    started_at, launch = time.time() if started_at is None else started_at, launch or Launch()
     validate(config)
+    refuse_several(config, launch)
     for name in config.env_names:  # before anything is written
         resolve_name(name, python=config.env.python or None)
     if config.log.wandb and find_spec("wandb") is None:
         raise MissingExtraError("wandb", "wandb", "Logging to Weights & Biases")
     if config.cluster.address and find_spec("ray") is None:
         raise MissingExtraError("ray", "cluster", "Training with remote actors")
-    with checkpoints.locked(config.run_path):
-        latest = checkpoints.previous(config.run_path, resume=resume)
-        if latest:
-            list(changed_settings(from_toml(config.run_path / "config.toml"), config))  # refuses what may not change
-        else:  # a run may go on where there are fewer cores, with the threads that it was begun with
-            require_threads(config.threads)
-        finished = _already_finished(config, latest)
+    wait_s = _LOCK_WAIT_S if launch.restart else 0.0  # the process before may still be ending
+    with _joined(config, launch) as world, contextlib.ExitStack() as stack:
+        begin = Beginning(config)
+        if world.leads:
+            stack.enter_context(checkpoints.locked(config.run_path, wait_s))
+            begin = _begin(config, resume=resume or launch.restart > 0)
+        begin = shared(world, begin)
+        finished = _already_finished(begin.given, begin.latest, quiet=not world.leads)
         if finished:
             return finished
-        return _Run(config, latest, started_at).run()
+        return _Run(begin, started_at, world, launch).run()
+
+
+@contextlib.contextmanager
+def _joined(config: Config, launch: Launch) -> Iterator[World]:
+    """The learners of the run, while it lasts; an error of this one is told to the others."""
+    device = pick_own_device(config.device, launch.local_rank) if launch.world_size > 1 else torch.device("cpu")
+    world = join(launch, device, config.learner.peers_timeout_s)
+    try:
+        yield world
+    except LearnersLost:
+        raise
+    except BaseException as error:
+        world.fail(_in_words(error))
+        raise
+    finally:
+        world.close()
+
+
+def _in_words(error: BaseException) -> str:
+    """An exit code and a text, for other learners."""
+    return f"{getattr(error, 'exit_code', 1)} {str(error) or type(error).__name__}"
+
+
+def _begin(config: Config, *, resume: bool) -> Beginning:
+    """What the run directory says of an earlier run. Raises PronghornError for what may not be."""
+    latest = checkpoints.previous(config.run_path, resume=resume)
+    if latest is None:  # a run may go on where there are fewer cores, with the threads that it was begun with
+        require_threads(config.threads)
+        return Beginning(config)
+    before = from_toml(config.run_path / "config.toml")
+    list(changed_settings(before, config))  # refuses what may not change
+    return Beginning(config, latest, before)
 
 
 class _Run:
     """One process's share of a run, from its start to its end."""
 
-    def __init__(self, config: Config, latest: Checkpoint | None, started_at: float) -> None:
-        self.parts = Parts(config, latest, started_at)
-        self.config, self.run_dir = self.parts.config, config.run_path
+    def __init__(self, begin: Beginning, started_at: float, world: World, launch: Launch) -> None:
+        latest = begin.latest
+        self.world, self.rounds = world, Rounds(world)
+        self._wanted = ""  # why this learner wants all to end
+        self._stop_signal = 0  # that ended the run, of whichever learner got it
+        self._lost = False  # another learner
+        self.parts = Parts(begin, started_at, world, launch)
+        self.config, self.run_dir = self.parts.config, begin.given.run_path
         self.pool, self.members = self.parts.pool, self.parts.members
         self.sampler, self.league = self.parts.sampler, self.parts.league
         self.evaluated = Evaluated.of(latest)
@@ -99,8 +155,10 @@ class _Run:
         self.rollbacks = Rollbacks(self.run_dir, self.config.learner.max_rollbacks)
         self._stop = threading.Event()
         self._error: BaseException | None = None
+        self._saves_by_time = False  # as all learners have decided
         self._reason = ""
-        self.signals = StopSignals(force=self.pool.close, quiet=self.config.log.live == "off")
+        quiet, echo_s = self.config.log.live == "off", _ECHO_S if world.size > 1 else 0.0
+        self.signals = StopSignals(force=self.pool.close, quiet=quiet, echo_s=echo_s)
         self._make_stages()
 
     def _make_stages(self) -> None:
@@ -154,6 +212,7 @@ class _Run:
                     self._say_what_stands_still(alarm.after_s, threads)
         except BaseException as error:
             self._fail(error)
+            self._leave_together()
         self._stop.set()
         self.sampler.stop.set()
         for member in self.members:
@@ -165,7 +224,10 @@ class _Run:
         try:
             self._save_at_end()
         finally:
-            self.reporter.report(last=True)
+            try:
+                self.reporter.report(last=True)
+            finally:
+                self._part()
         if self._error:
             raise self._error
 
@@ -174,10 +236,20 @@ class _Run:
         if isinstance(self._error, DivergedError) and checkpoints.list_checkpoints(self.run_dir / "checkpoints"):
             return
         try:
-            self.saver.save(self._reason)
+            self.saver.save(self._reason, alone=self._lost)
+        except LearnersLost as error:
+            self._fail(error)
+            self.saver.save(self._reason, alone=True)
         except PronghornError as error:
             _LOG.error("%s", error)
             self._fail(error)
+
+    def _part(self) -> None:
+        """Of several learners nobody leaves before the first one has saved: torchrun ends all when one has failed."""
+        self.world.tell("saved", "")
+        if not self.world.leads and not self._lost:
+            self.main.waits("waits until all is saved", "learners")
+            self.world.wait_told_by(0, "saved", self.config.learner.peers_timeout_s)
 
     def _say_what_stands_still(self, seconds: float, threads: list[threading.Thread]) -> None:
         state = [*stall.places(threads), *getattr(self.pool, "state", list)()]
@@ -190,9 +262,12 @@ class _Run:
     def _learn_until_stopped(self, members: Sequence[Member]) -> None:
         try:
             limit_threads(self.config.threads)
-            self._learn(members)
+            if self.world.size == 1:
+                self._learn(members)
+            else:
+                self._learn_with_others(members[0])
         except BaseException as error:
-            self._fail(error)
+            self._leave(error)
 
     def _learn(self, members: Sequence[Member]) -> None:
         """What one device does: train whoever has a batch and was trained longest ago, until a limit.
@@ -208,6 +283,38 @@ class _Run:
             if following is not None and self._iterate(following):
                 return
 
+    def _learn_with_others(self, member: Member) -> None:
+        """`_learn` for one of several learners. Its batch is taken before the round, so that a promise can be kept."""
+        if member.store.turns:
+            member.store.grant()
+        slots: Slots | None = None
+        while not self._stop.is_set():
+            if slots is None:
+                self._next(deque([member]))
+                slots = member.store.take(member.learner.version, 0.0)
+            self.learning[member.device].waits("meets the others", "learners")
+            decision = self.rounds.decide(self._wish(slots is not None))
+            self._stop_signal = decision.signal
+            if decision.ends == ERROR:
+                self._error = self._error or self._error_of_another()
+            if decision.ends:
+                self._end(decision.ends)
+            elif decision.trains:
+                self._saves_by_time = decision.saves
+                if self._iterate(member, slots):
+                    return
+                slots = None
+
+    def _error_of_another(self) -> LearnersLost:
+        rank, told = next(iter(self.world.told("error").items()))
+        code, _, text = told.partition(" ")
+        return LearnersLost(f"Learner {rank} ended with an error: {text}", int(code))
+
+    def _wish(self, has_batch: bool) -> Wish:
+        every_s = 0.0 if self.config.deterministic or not self.world.leads else self.config.checkpoint.every_s
+        saves = bool(every_s) and self.saver.seconds_since >= every_s
+        return Wish(has_batch, ERROR if self._error else self._wanted, self.signals.number, saves)
+
     def _next(self, in_turn: deque[Member]) -> Member | None:
         """The member that has a batch and was trained longest ago; None if none had one for a while."""
         start, wait = time.perf_counter(), self.parts.waits[in_turn[0].device]
@@ -222,24 +329,24 @@ class _Run:
                 return member
         return None
 
-    def _iterate(self, member: Member) -> bool:
-        """Batch in, better policy out; whether the run ends with it."""
+    def _iterate(self, member: Member, slots: Slots | None = None) -> bool:
+        """Batch in, better policy out; whether the run ends with it. slots: those of the batch, if it was taken."""
         turns, overlap = member.store.turns, self.config.max_lag == 1
         stage = self.learning[member.device]
         with member.lock:
             # Not before: another device's thread may have replaced the policy since, and void what was collected.
-            slots = member.store.take(member.learner.version, 0.0)
+            slots = member.store.take(member.learner.version, 0.0) if slots is None else slots
             if slots is None:
                 return False
             stage.works("gathers a batch")
             batch = member.gather(slots)
-            ends = self._ends_after(batch.num_fresh)
+            ends = self._ends_after(batch.num_fresh * self.world.size)
             saves = self._saves_after()
             ahead = overlap and not ends and not saves  # a save starts from nothing in progress
             if ahead:
                 member.publish(grant=True)
             try:
-                report = member.train(batch, BeatingEvent(self._stop, stage, "trains").is_set)
+                report = member.train(batch, self._stopping(stage))
             except DivergedError as error:
                 self._go_back(member, error, granted=ahead)
                 return False
@@ -261,7 +368,12 @@ class _Run:
         return False
 
     def _go_back(self, member: Member, error: DivergedError, *, granted: bool) -> None:
-        """To the policy that was saved last. granted: the word to collect the next batch was given already."""
+        """To the policy that was saved last. granted: the word to collect the next batch was given already.
+
+        Several learners, who all came to this, end instead: torchrun starts them again from there (--max-restarts).
+        """
+        if self.world.size > 1:
+            raise error
         with member.store.still():
             self.rollbacks.undo(member, error)
             if member.store.turns:  # what follows must not depend on how far the sampler has come
@@ -282,20 +394,49 @@ class _Run:
 
     def _check_limits(self) -> None:
         if self.signals.number:
-            self._end("signal")
+            self._stop_signal = self._stop_signal or self.signals.number
+            self._want("signal")
         elif self.reporter.view.reader_gone:
-            _LOG.warning("the reader of the output has gone: saving and stopping")
-            self._end("output closed")
+            if not self._wanted:
+                _LOG.warning("the reader of the output has gone: saving and stopping")
+            self._want("output closed")
         elif self.config.minutes and time.time() - self.parts.started_at >= 60.0 * self.config.minutes:
-            self._end("minutes")
+            self._want("minutes")
+
+    def _stopping(self, stage: Stage) -> Callable[[], bool]:
+        """Asks whether an iteration shall end before its time: of several learners as soon as one wants to end."""
+        stop, several = BeatingEvent(self._stop, stage, "trains"), self.world.size > 1
+        return lambda: stop.is_set() or (several and bool(self._wanted or self._error))
+
+    def _want(self, reason: str) -> None:
+        """End the run: now, or of several learners in the next round of all."""
+        self._wanted = reason
+        if self.world.size == 1:
+            self._end(reason)
 
     def _end(self, reason: str) -> None:
         self._reason = self._reason or reason
         self._stop.set()
 
     def _fail(self, error: BaseException) -> None:
+        """End the run with an error: now, or of several learners in the next round of all."""
+        self.world.tell("error", _in_words(error))  # before the round that ends with it
         self._error = self._error or error
+        self._lost |= isinstance(error, LearnersLost)
+        if self.world.size == 1 or self._lost:
+            self._stop.set()
+
+    def _leave(self, error: BaseException) -> None:
+        """The learner's thread has failed: of several learners the others cannot go on."""
+        self._fail(error)
+        if self.world.size > 1 and not self._lost:
+            self.world.fail(_in_words(error))
+            self._lost = True
         self._stop.set()
+
+    def _leave_together(self) -> None:
+        """The main thread has failed: of several learners all end in the next round."""
+        self._stop.wait(0.0 if self.world.size == 1 else self.config.learner.peers_timeout_s)
 
     # ------------------------------------------------------------ evaluation
 
@@ -325,7 +466,7 @@ class _Run:
             self.evaluated.best = result.mean
             self.saver.save_best(done)
         if until is not None and result.mean >= until:
-            self._end("return")
+            self._want("return")
 
     # ------------------------------------------------------------ checkpoints
 
@@ -336,8 +477,8 @@ class _Run:
 
     def _save_when_due(self, by_updates: bool) -> None:
         """At an iteration's end, in a learner's thread, so that its policy does not move meanwhile."""
-        every_s = 0.0 if self.config.deterministic else self.config.checkpoint.every_s
-        if by_updates or (every_s and self.saver.seconds_since >= every_s):
+        by_time = self._saves_by_time if self.world.size > 1 else self._wish(True).saves
+        if by_updates or by_time:
             broken = self.saver.save_if_possible(self._reason)
             if broken is not None:
                 with self.members[broken].lock:
@@ -347,16 +488,16 @@ class _Run:
             self.sampler.request_reseed(derive_seed(self.config.seed, 3, self.parts.updates))
 
     def _result(self) -> Result:
-        parts, episodes = self.parts, self.parts.episodes()
-        code = {"output closed": READER_GONE, "signal": self.signals.number and self.signals.exit_code}
+        parts = self.parts
+        code = {"output closed": READER_GONE, "signal": EXIT_CODES.get(self._stop_signal, 0)}
         return Result(
             self.run_dir, parts.steps, parts.steps * self.pool.spec.frame_skip, parts.updates, parts.time_s(),
-            self._reason, episodes.get("return_mean"), self.evaluated.last, code.get(self._reason, 0),
+            self._reason, self.reporter.latest.get("return_mean"), self.evaluated.last, code.get(self._reason, 0),
         )  # fmt: skip
 
 
-def _already_finished(config: Config, latest: Checkpoint | None) -> Result | None:
-    """The result of a run that reached its limit before, so that there is nothing to do."""
+def _already_finished(config: Config, latest: Checkpoint | None, *, quiet: bool) -> Result | None:
+    """The result of a run that reached its limit before, so that there is nothing to do. quiet: do not say so."""
     if latest is None:
         return None
     state, until = latest.state, config.eval.until_return
@@ -372,7 +513,8 @@ def _already_finished(config: Config, latest: Checkpoint | None) -> Result | Non
         what = f"an evaluated return of {evaluated.last:.4g} (asked for: {until:.4g})"
     else:
         return None
-    print(f"Already at {what}: nothing to do. Ask for more to go on.", file=sys.stderr)
+    if not quiet:
+        print(f"Already at {what}: nothing to do. Ask for more to go on.", file=sys.stderr)
     return Result(
         config.run_path, steps, frames, latest.state["updates"], seconds, "finished already",
         None, evaluated.last, 0,

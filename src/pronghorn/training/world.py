@@ -31,7 +31,7 @@ dist: Any = torch_distributed  # its stores and groups have no types
 Store = Any  # a key-value store of torch.distributed
 
 BEAT_S = 1.0  # between two signs of life
-_SILENT_BEATS = 5  # without a sign of life before a process counts as gone, once a call has failed
+_SILENT_BEATS = 5  # waited for signs of life once a call has failed; who gave none in the last three and a half is gone
 _BLOCK_BYTES = 1 << 24
 
 
@@ -72,8 +72,14 @@ class World:
         """`told`, once all others have, or after timeout_s."""
         return {}
 
+    def wait_told_by(self, rank: int, name: str, timeout_s: float) -> None:
+        """Wait until a learner has left a text under a name, at most timeout_s."""
+
     def fail(self, text: str) -> None:
-        """Say that this learner ends with an error, and leave: nobody's calls succeed any more."""
+        """Say that this learner ends with an error, and leave: nobody's calls succeed any more.
+
+        text: its exit code, a space, and why.
+        """
 
     def close(self) -> None:
         """Leave; the others must need no call any more."""
@@ -86,7 +92,7 @@ class _Several(World):
         super().__init__(launch.rank, launch.world_size)
         self._store, self._timeout_s = store, timeout_s
         self._calls = 0  # that need everyone, begun so far
-        self._lost: str = ""
+        self._lost: LearnersLost | None = None
         self._beats: dict[int, tuple[bytes, float]] = {}  # of each: its latest sign of life, and when that came here
         store.set(f"who/{self.rank}", f"{socket.gethostname()}")
         self._beat(0)
@@ -136,13 +142,13 @@ class _Several(World):
     def _all(self, start: Any) -> None:
         """Begin a call of everyone and wait for it. Raises LearnersLost, which names who is missing."""
         if self._lost:
-            raise LearnersLost(self._lost)
+            raise self._lost
         self._calls += 1
         try:
             start().wait()
         except RuntimeError as error:
             self._lost = self._who_is_missing(error)
-            raise LearnersLost(self._lost) from error
+            raise self._lost from error
 
     # ------------------------------------------------------------ texts in the store
 
@@ -167,10 +173,16 @@ class _Several(World):
             time.sleep(0.05)
         return found
 
+    def wait_told_by(self, rank: int, name: str, timeout_s: float) -> None:
+        """See World."""
+        deadline = time.monotonic() + timeout_s
+        while rank not in self.told(name) and time.monotonic() < deadline and not self._lost:
+            time.sleep(0.05)
+
     def fail(self, text: str) -> None:
         """See World."""
         self.tell("failed", text)
-        self._lost = self._lost or text
+        self._lost = self._lost or LearnersLost(text)
         self.close()
 
     def close(self) -> None:
@@ -201,21 +213,23 @@ class _Several(World):
             if self._beats.get(rank, (b"", 0.0))[0] != beat:
                 self._beats[rank] = (beat, time.monotonic())
 
-    def _who_is_missing(self, error: RuntimeError) -> str:
+    def _who_is_missing(self, error: RuntimeError) -> LearnersLost:
         """Why a call of everyone failed, in words that name processes."""
-        began, calls = time.monotonic(), self._calls
+        calls = self._calls
         for _ in range(_SILENT_BEATS):
             if failed := self.told("failed"):
-                rank, text = next(iter(failed.items()))
-                return f"{self._name(rank)} ended with an error: {text}"
+                rank, told = next(iter(failed.items()))
+                code, _, text = told.partition(" ")
+                return LearnersLost(f"{self._name(rank)} ended with an error: {text}", int(code))
             time.sleep(BEAT_S)
         now = time.monotonic()
-        silent = [rank for rank, (_, at) in self._beats.items() if at < began]
+        silent = [rank for rank, (_, at) in self._beats.items() if now - at > 3.5 * BEAT_S]
         late = [rank for rank, (beat, _) in self._beats.items() if int(beat.split()[1]) < calls]
-        told = [f"{self._name(r)} has given no sign of life for {now - self._beats[r][1]:.0f} s" for r in silent]
+        words = [f"{self._name(r)} has given no sign of life for {now - self._beats[r][1]:.0f} s" for r in silent]
         alive = [rank for rank in late if rank not in silent]
-        told += [f"{self._name(r)} lives, and did not come within {self._timeout_s:g} s" for r in alive]
-        return "; ".join(told) or f"the connection between learners broke: {str(error).splitlines()[0]}"
+        words += [f"{self._name(r)} lives, and did not come within {self._timeout_s:g} s" for r in alive]
+        broke = f"The connection between the learners broke: {str(error).splitlines()[0]}"
+        return LearnersLost("; ".join(words) or broke)
 
     def _name(self, rank: int) -> str:
         with contextlib.suppress(RuntimeError):
