@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from playing import TOYS
 from pronghorn.config import Config, replace
 from pronghorn.defaults import resolve
-from pronghorn.evaluation.evaluate import evaluate, quota
+from pronghorn.evaluation.evaluate import BackgroundEvaluator, evaluate, quota
 from pronghorn.evaluation.policy import Policy, build_model
 from pronghorn.types import ActionSpec, EnvSpec, LeafSpec
 
@@ -40,3 +41,29 @@ def test_agents_that_never_appear_are_not_waited_for() -> None:
     assert result is not None
     assert result.returns == [15.0] * 6
     assert result.episode_length_mean == 5.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "returns", "is_due", "asked"),
+    [
+        ({}, 9.0, False, 0),  # nothing asks for an evaluation: nobody gathers statistics ten times a second
+        ({"eval.every_s": 1e-9}, 0.0, True, 0),
+        ({"eval.until_return": 5.0}, 4.9, False, 1),
+        ({"eval.until_return": 5.0}, 5.0, True, 1),
+    ],
+)
+def test_statistics_are_gathered_only_where_an_evaluation_depends_on_them(
+    settings: dict[str, float], returns: float, is_due: bool, asked: int
+) -> None:
+    calls: list[int] = []
+
+    def training() -> dict[str, float]:
+        calls.append(1)
+        return {"episodes": 20, "return_mean": returns}
+
+    config = replace(Config(env=f"{TOYS}:Count"), settings)
+    spec = EnvSpec({}, ActionSpec((2,)))
+    evaluator = BackgroundEvaluator(config, spec, threading.Event())
+    assert evaluator.due(training) is is_due
+    evaluator.due(training)  # not again within the second
+    assert len(calls) == asked

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from pronghorn.machine import available_cores
 from pronghorn.training.checkpoint import write_atomically
 from pronghorn.types import EnvSpec, Event, Pool, Ready
 
+ASK_S = 1.0  # between two looks at whether training returns have reached the goal
 ABSENT_EPISODES = 5  # of others in its environment, after which a row that did not act in them is not waited for
 
 
@@ -112,14 +113,20 @@ class BackgroundEvaluator:
         self._error: BaseException | None = None
         self._next_s = time.monotonic() + config.eval.every_s
 
-    def due(self, training: Mapping[str, float]) -> bool:
-        """By the schedule, or because training returns suggest that the return to stop at is reached."""
-        settings = self.config.eval
-        if self._thread is not None or time.monotonic() < self._next_s:
+    def due(self, training: Callable[[], Mapping[str, float]]) -> bool:
+        """By the schedule, or because training returns suggest that the return to stop at is reached.
+
+        training: statistics of episodes. Asked for only where they matter, and once a second at most: they are means
+        over many episodes, made while the other threads wait for the interpreter.
+        """
+        now, settings = time.monotonic(), self.config.eval
+        if self._thread is not None or now < self._next_s:
             return False
-        until = settings.until_return
-        looks_solved = until is not None and training["episodes"] >= 20 and training["return_mean"] >= until
-        return looks_solved or settings.every_s > 0
+        if settings.every_s > 0 or settings.until_return is None:
+            return settings.every_s > 0
+        self._next_s = now + ASK_S
+        found = training()
+        return found["episodes"] >= 20 and found["return_mean"] >= settings.until_return
 
     def start(self, weights: Sequence[Mapping[str, Tensor]], version: int, steps: int, policy: int = 0) -> None:
         """Evaluate these weights, of that policy of a population or of one for each signature of agents.

@@ -445,7 +445,7 @@ class _Run:
         done = self.evaluator.finished()
         if done is not None:
             self._act_on(done)
-        if self.evaluator.due(self.parts.episodes()):
+        if self.evaluator.due(self.parts.episodes):
             leader = self.members[self.league.leader if self.league else 0]
             playing = self.members if self.parts.own else [leader]  # each signature's, or the one that plays all
             newest = [member.newest for member in playing]
