@@ -36,7 +36,6 @@ PAST_SELVES = 4  # beside the last policy
 LEARNING = (
     "--learner.unroll-length", "16", "--learner.epochs", "4", "--learner.minibatches", "8", "--learner.lr", "0.0005",
     "--learner.lr-schedule", "linear", "--learner.gamma", "0.99", "--learner.lambda", "0.95",
-    "--learner.exploration-coef", "0.01",
     "--selfplay.line-up", "2", "--selfplay.seat-matches", "64",
 )  # fmt: skip
 
@@ -61,9 +60,10 @@ class Task:
 TASKS = (
     Task("connect four", "pettingzoo:classic.connect_four_v3", 1_000_000, "95 % won", ("pool", "self"),
          ("--learner.batch-unrolls", "256", "--env.envs-per-worker", "128", "--env.image-layout", "hwc",
-          "--model.conv-features", "128")),
-    Task("tic-tac-toe", "pettingzoo:classic.tictactoe_v3", 400_000, "99 % not lost", ("pool",),
-         ("--learner.batch-unrolls", "128")),
+          "--model.conv-features", "128", "--learner.exploration-coef", "0.01")),
+    Task("tic-tac-toe", "pettingzoo:classic.tictactoe_v3", 600_000, "99 % not lost", ("pool", "self"),
+         ("--learner.batch-unrolls", "128", "--learner.exploration-coef", "0.03", "--model.mlp-layers", "256", "256",
+          "--model.activation", "relu")),
 )  # fmt: skip
 
 
