@@ -50,12 +50,16 @@ class CarriedActor:
         self._place = index, incarnation
         self._actor: RemoteActor | None = None
 
+    def make(self, index: int, incarnation: int) -> RemoteActor:
+        """The actor."""
+        return RemoteActor(index, incarnation)
+
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the actor."""
         import ray
 
         if self._actor is None:
-            self._actor = RemoteActor(*self._place)
+            self._actor = self.make(*self._place)
         given = [ray.get(arg.reference[0]) if isinstance(arg, _Shared) else arg for arg in args]
         return getattr(self._actor, method)(*given)
 
@@ -63,17 +67,19 @@ class CarriedActor:
 class RayEngine:
     """An `Engine` (crew.py) on Ray."""
 
-    def __init__(self, ray: Any, settings: ClusterConfig, close: contextlib.ExitStack) -> None:
-        """close: what ends the connection, and the cluster if it was started here."""
+    def __init__(
+        self, ray: Any, settings: ClusterConfig, close: contextlib.ExitStack, actor: type[CarriedActor] = CarriedActor
+    ) -> None:
+        """close: what ends the connection, and the cluster if it was started here. actor: what each process runs."""
         self._ray, self._settings, self._close = ray, settings, close
         options: dict[str, Any] = {
             "num_cpus": settings.cpus_per_actor, "num_gpus": 0, "max_restarts": 0, "max_task_retries": 0,
             "scheduling_strategy": "SPREAD",
         }  # fmt: skip
-        self._actor_class = ray.remote(CarriedActor).options(**options)
+        self._actor_class = ray.remote(actor).options(**options)
 
     @staticmethod
-    def open(settings: ClusterConfig) -> RayEngine:
+    def open(settings: ClusterConfig, actor: type[CarriedActor] = CarriedActor) -> RayEngine:
         """Start or join the cluster, and see that it has room for all actors.
 
         Raises MissingExtraError, ClusterError: no cluster there; ConfigError: no room.
@@ -82,7 +88,7 @@ class RayEngine:
             raise MissingExtraError("ray", "cluster", "Training with remote actors")
         with contextlib.ExitStack() as stack:
             ray = _start(settings, stack) if settings.address == "local" else _join(settings, stack)
-            engine = RayEngine(ray, settings, stack)
+            engine = RayEngine(ray, settings, stack, actor)
             engine.require_room()
             engine._close = stack.pop_all()
         return engine
