@@ -24,6 +24,10 @@ class ClusterConfig:
     in_flight: int = 0
     """Most unrolls of one actor that it fills or has under way. 0: one and a half for each of its rows. More let an
     actor go on while its unrolls travel, and let unrolls get older."""
+    weights_every_s: float = 0.0
+    """Least seconds between two versions of the weights that are sent; 0: none. With many machines, on which each
+    version arrives once, it keeps the learner's network free; unrolls then begin under weights older by as much, but
+    not by more iterations than --max-lag leaves."""
     silent_s: float = 30.0
     """Seconds after which an actor that says nothing is given up: its unrolls are lost, and another takes its place."""
     restart_budget: int = 10

@@ -156,6 +156,7 @@ def _check_cluster(config: Config) -> None:
         _positive(f"cluster.{name}", getattr(c, name))
     _not_negative("cluster.in_flight", c.in_flight, "0 is one and a half for each row.")
     _not_negative("cluster.restart_budget", c.restart_budget, "0 ends the run with the first actor that is lost.")
+    _not_negative("cluster.weights_every_s", c.weights_every_s, "0 sends each version.")
     _not_negative("cluster.room_s", c.room_s, "0 does not wait.")
     if not c.address:
         if c.actors != 1:

@@ -28,8 +28,8 @@ from pronghorn.errors import ConfigError, MissingExtraError
 from pronghorn.training.metrics import read_metrics
 from running import TESTS, assert_gone, children_of, env, has_ended, wait_for_metric
 
-pytestmark = pytest.mark.timeout(600)  # Ray alone takes half a minute to start where every core is busy
-WAIT_S = 200.0  # that a run may take to come to something on a busy machine
+pytestmark = pytest.mark.timeout(900)  # Ray alone takes half a minute to start where every core is busy
+WAIT_S = 300.0  # that a run may take to come to something on a busy machine
 SMALL = ["--env.workers", "1", "--env.envs-per-worker", "4", "--learner.unroll-length", "16", "--learner.batch-unrolls",
          "8", "--learner.minibatches", "1", "--learner.lr", "3e-3", "--threads", "1", "--log.no-tensorboard",
          "--model.mlp-layers", "16", "--log.every-s", "0.5", "--log.live", "plain"]  # fmt: skip

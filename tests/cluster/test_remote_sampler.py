@@ -154,6 +154,14 @@ def test_weights_are_shared_once_a_version_and_sent_only_when_newer(engine: Stan
     assert weights == sorted(weights)
 
 
+def test_weights_may_be_sent_less_often_as_far_as_the_lag_allows(engine: StandIn) -> None:
+    """An hour between two versions. A store of 14 slots is 7 batches of 2: of a lag of 10 at most, 3 are left."""
+    remote, member = make_learner(engine, max_lag=10, **{"cluster.weights_every_s": 3600.0})
+    lags = np.concatenate([train(remote, member).ravel() for _ in range(40)])
+    assert lags.max() <= 10
+    assert 40 / 4 - 2 <= len(engine.shared) <= 40 / 4 + 2
+
+
 def test_new_weights_act_and_the_version_of_each_step_says_so(engine: StandIn) -> None:
     remote, member = make_learner(engine)
     for _ in range(10):

@@ -94,6 +94,8 @@ class _Seat:
     heard: float = 0.0
     due: float = 0.0  # when it is to be replaced
     num_failed: int = 0  # lives in a row without an answer
+    num_calls: int = 0  # unanswered
+    num_orders: int = 0  # of these, orders
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -156,8 +158,7 @@ class Crew:
 
     def ready(self, most: int) -> list[int]:
         """Actors at work that have fewer than `most` orders unanswered."""
-        orders = Counter(index for index, _ in self._calls.values())
-        return [seat.index for seat in self._seats if seat.phase is Phase.READY and orders[seat.index] < most]
+        return [seat.index for seat in self._seats if seat.phase is Phase.READY and seat.num_orders < most]
 
     def incarnation(self, index: int) -> int:
         """Of the actor of that number: how often it was replaced."""
@@ -207,14 +208,18 @@ class Crew:
             self._call(seat, "begin", self.run, self._resolved)
 
     def _call(self, seat: _Seat, method: str, *args: Any) -> None:
-        if not any(index == seat.index for index, _ in self._calls.values()):
+        if not seat.num_calls:
             seat.heard = time.monotonic()
+        seat.num_calls += 1
+        seat.num_orders += method == "exchange"
         self._calls[self._engine.call(seat.handle, method, *args)] = seat.index, method
 
     def _hear(self, token: Any) -> list[tuple[int, Answer | Lost]]:
         """What a call came to."""
         index, method = self._calls.pop(token)
         seat = self._seats[index]
+        seat.num_calls -= 1
+        seat.num_orders -= method == "exchange"
         try:
             result = self._engine.result(token)
         except ActorGone as gone:
@@ -252,6 +257,7 @@ class Crew:
         """Give an actor up. final: another one would do no better."""
         cause = f"actor {seat.index} on {seat.host} {cause}"
         self._calls = {token: call for token, call in self._calls.items() if call[0] != seat.index}
+        seat.num_calls = seat.num_orders = 0
         self._engine.kill(seat.handle)
         if final:
             raise ClusterError(f"{cause}\nThe run needs it to begin: nothing was trained.")
@@ -294,8 +300,8 @@ class Crew:
         return self._cluster.silent_s if seat.phase is Phase.READY else starting
 
     def _is_silent(self, seat: _Seat) -> bool:
-        asked = any(index == seat.index for index, _ in self._calls.values())
-        return asked and seat.phase is not Phase.DOWN and time.monotonic() - seat.heard > self._limit_s(seat)
+        asked = seat.num_calls > 0 and seat.phase is not Phase.DOWN
+        return asked and time.monotonic() - seat.heard > self._limit_s(seat)
 
     def _excuse(self) -> None:
         """Nobody is blamed for a time in which this process did not listen, as when it was stopped (Ctrl-Z)."""
@@ -315,9 +321,9 @@ class Crew:
 
     def state(self) -> list[str]:
         """What every actor is doing, a line each. Any thread may ask."""
-        now, orders = time.monotonic(), Counter(index for index, _ in list(self._calls.values()))
+        now = time.monotonic()
         return [
-            f"actor {seat.index} on {seat.host}: {seat.phase.value}, {orders[seat.index]} calls unanswered, last heard "
+            f"actor {seat.index} on {seat.host}: {seat.phase.value}, {seat.num_calls} calls unanswered, last heard "
             f"{now - seat.heard:.0f} s ago"
             for seat in self._seats
         ]

@@ -59,6 +59,10 @@ class RemoteSampler(StepLoop):
         self._in_flight = config.cluster.unrolls_per_actor(crew.rows_per_actor)
         self._books = [self._new_book() for _ in range(config.cluster.actors)]
         self._shared: tuple[int, Any] = (-1, None)  # version, and the weights as the engine passes them on
+        self._shared_at, self._every_s = -np.inf, config.cluster.weights_every_s
+        # Slots are granted under the version that is shared. One that lies further back would make them so old from the
+        # start that a store full of them could not be trained on within max_lag (rules.validate_sizes).
+        self._most_behind = config.max_lag - -(-store.num_slots // store.batch_unrolls)
         crew.begin(config)
 
     def _new_book(self) -> _Book:
@@ -111,9 +115,11 @@ class RemoteSampler(StepLoop):
         self.crew.order(index, Order(version, granted, ANSWER_S), weights if news else None)
 
     def _newest(self) -> tuple[int, Any]:
-        """The newest weights, shared once a version however many actors get them."""
-        snapshot = self.publisher.latest
-        if snapshot.version != self._shared[0]:
+        """The newest weights, or those of before where they are new enough; shared once, whoever gets them."""
+        snapshot, now = self.publisher.latest, time.monotonic()
+        behind = snapshot.version - self._shared[0]
+        if behind and (now - self._shared_at >= self._every_s or behind > self._most_behind):
+            self._shared_at = now
             snapshot.ready.sync()
             self._shared = snapshot.version, self.crew.share(pack_weights(snapshot.tensors))
         return self._shared
