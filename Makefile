@@ -1,4 +1,5 @@
-# Two commands do everything on a fresh machine: `make train` and `make test`. `make bench` guards the speed (3 minutes).
+# Two commands do everything on a fresh machine: `make train` and `make test`. `make bench` guards the speed (3 minutes),
+# `make coverage` and `make test-wheel` look at the tests and at what is published.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -7,7 +8,7 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 ALL    := $(VENV)/.installed-all
 
-.PHONY: train test test-slow bench install install-dev install-all lint clean
+.PHONY: train test test-slow coverage test-wheel bench install install-dev install-all lint clean
 
 train: install
 	$(BIN)/pronghorn train doom:basic --run-dir $(RUN) --resume --eval.until-return 0.70 --eval.episodes 100
@@ -26,6 +27,14 @@ test: install-dev
 
 test-slow: install-all
 	$(BIN)/python -m pytest -m slow
+
+# The same tests, slower: every line that ran is counted, in workers and other processes too.
+coverage: install-dev
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+# What is published: the wheel, installed into an environment of its own and tested there.
+test-wheel: install-dev
+	$(BIN)/python tests/wheel.py
 
 bench: install
 	$(BIN)/python benchmarks/guard.py
