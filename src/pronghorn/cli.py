@@ -297,6 +297,8 @@ def _bench(argv: list[str]) -> int:
         raise UsageError("--run-dir does not apply: bench trains in a temporary directory, which it removes.")
     if args.out and not args.tune:
         raise UsageError("--out is the file that --tune writes: add --tune.")
+    if args.settings.cluster.address:
+        raise UsageError("--cluster does not apply: bench measures this machine alone.")
     _check(args.settings)
     _quiet_thread_pools()
     from pronghorn.bench.ceilings import bench, text

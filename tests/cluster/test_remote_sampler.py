@@ -85,6 +85,15 @@ def test_episodes_of_all_actors_are_counted(engine: StandIn) -> None:
     assert episodes["running_episode_length_max"] < 7
 
 
+def test_where_actors_spend_their_time_is_told_of_all_together(engine: StandIn) -> None:
+    remote, member = make_learner(engine)
+    for _ in range(10):
+        train(remote, member)
+    own = [engine.of(index).actor._sampler.seconds for index in range(2)]
+    assert 0.0 < remote.elsewhere["act"] <= own[0]["act"] + own[1]["act"]
+    assert remote.elsewhere.keys() == remote.seconds.keys()
+
+
 def test_a_learner_that_does_not_train_stops_all_actors_and_nothing_is_dropped(engine: StandIn) -> None:
     """Every slot is full or granted then, no order is sent any more, and each row goes on exactly where it stopped."""
     remote, member = make_learner(engine)

@@ -393,11 +393,15 @@ def test_importing_it_needs_no_torch() -> None:
         ({"sampler: envs": 0.2, "sampler: act": 0.7, "learner: wait": 0.7}, "acting"),
         ({"sampler: record": 0.4, "sampler: act": 0.3, "learner: wait": 0.7}, "transport"),
         ({}, None),
+        ({"sampler: envs": 0.9, "learner: wait": 0.9, "actors: envs": 0.3, "actors: act": 0.6}, "acting"),
+        ({"sampler: envs": 0.9, "learner: wait": 0.9, "actors: envs": 0.6, "actors: act": 0.3}, "simulation"),
+        ({"sampler: record": 0.9, "learner: wait": 0.9, "actors: envs": 0.6, "actors: act": 0.3}, "transport"),
     ],
     ids=lambda x: str(x) if not isinstance(x, dict) else None,
 )
 def test_what_limits_follows_from_who_waits(shares: dict[str, float], limit: str | None) -> None:
-    stages = ("sampler: envs", "sampler: act", "sampler: record", "sampler: slots", "learner: wait")
+    stages = ["sampler: envs", "sampler: act", "sampler: record", "sampler: slots", "learner: wait"]
+    stages += ["actors: record"] if "actors: envs" in shares else []
     assert limiting_stage(dict.fromkeys(stages, 0.0) | shares) == limit
 
 

@@ -31,6 +31,7 @@ from pronghorn.machine import available_cores
 MAX_SOCKET_PATH = 107  # bytes, of a Unix socket
 _RAY_PATH = len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 _CAUSE_CHARS = 4000
+_REFUSALS = (ConnectionError, RuntimeError, ValueError, OSError)  # of ray.init
 
 _LOG = logging.getLogger("pronghorn")
 
@@ -188,11 +189,14 @@ def _start(settings: ClusterConfig, stack: contextlib.ExitStack) -> Any:
     with _environment(variables):
         ray: Any = importlib.import_module("ray")
         stack.callback(ray.shutdown)
-        ray.init(
-            address="local", num_cpus=available_cores(), num_gpus=0, include_dashboard=False,
-            object_store_memory=settings.object_store_mb << 20, _temp_dir=directory, log_to_driver=False,
-            logging_level=logging.WARNING,
-        )  # fmt: skip
+        try:
+            ray.init(
+                address="local", num_cpus=available_cores(), num_gpus=0, include_dashboard=False,
+                object_store_memory=settings.object_store_mb << 20, _temp_dir=directory, log_to_driver=False,
+                logging_level=logging.WARNING,
+            )  # fmt: skip
+        except _REFUSALS as error:
+            raise ClusterError(f"Ray does not start on this machine: {error}") from error
     if ray.nodes()[0]["NodeManagerAddress"] != "127.0.0.1":
         _LOG.warning("Ray was imported before, and listens on other interfaces than loopback, too (behind a token)")
     return ray
@@ -211,7 +215,7 @@ def _join(settings: ClusterConfig, stack: contextlib.ExitStack) -> Any:
     stack.callback(ray.shutdown)
     try:
         ray.init(address=settings.address, runtime_env=runtime, log_to_driver=False, logging_level=logging.WARNING)
-    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+    except (*_REFUSALS, ray.exceptions.RayError) as error:
         raise ClusterError(
             f"cannot join the Ray cluster {settings.address!r}: {error}\nIs it running there (ray status), can this "
             "machine reach it, and has it the same versions of Python and Ray? --cluster local starts one here."

@@ -8,7 +8,8 @@ lag, and the back-pressure of a full store, are those of any other writer (store
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class _Book:
     held: Slots
     version: int = -1
     blocked: bool = True
+    seconds: Mapping[str, float] = field(default_factory=dict)
     steps: int = 0
     lost: int = 0
     restarts: int = 0
@@ -51,6 +53,7 @@ class RemoteSampler(StepLoop):
 
     def __init__(self, crew: Crew, config: Config, store: Store, publisher: Publisher, tracker: EpisodeTracker) -> None:
         super().__init__(STAGES)
+        self.elsewhere = dict.fromkeys(STAGES, 0.0)
         self.crew, self.store, self.publisher, self.tracker = crew, store, publisher, tracker
         self.num_steps, self._num_unrolls, self._num_bytes = 0, 0, 0
         leaves, state_size = stored_leaves(crew.spec, config.model), store.state.shape[1]
@@ -140,7 +143,9 @@ class RemoteSampler(StepLoop):
         self.num_steps += answer.steps - book.steps
         self.store.count_lost(answer.lost - book.lost)
         self.crew.restarts += answer.restarts - book.restarts
-        book.steps, book.lost, book.restarts = answer.steps, answer.lost, answer.restarts
+        for stage in STAGES:
+            self.elsewhere[stage] += answer.seconds[stage] - book.seconds.get(stage, 0.0)
+        book.steps, book.lost, book.restarts, book.seconds = answer.steps, answer.lost, answer.restarts, answer.seconds
         self.tracker.absorb(index * self.crew.rows_per_actor, answer.episodes)
 
     def _receive(self, index: int, raw: Bytes) -> None:

@@ -421,8 +421,11 @@ def limiting_stage(shares: Mapping[str, float]) -> str | None:
 
     The sampler waits for slots while learning is the slower side, the learner for data while sampling is. Of sampling
     it is what took the sampler longest: 'simulation' (it waited for environments), 'acting' or 'transport' (recording).
+    Where it mostly waited for remote actors, it is what took those longest.
     """
-    sampling = {"simulation": "sampler: envs", "acting": "sampler: act", "transport": "sampler: record"}
+    waits = shares["sampler: envs"] >= max(shares["sampler: act"], shares["sampler: record"])
+    who = "actors" if "actors: envs" in shares and waits else "sampler"
+    sampling = {"simulation": f"{who}: envs", "acting": f"{who}: act", "transport": f"{who}: record"}
     if shares["sampler: slots"] > shares["learner: wait"]:
         return "learning"
     slowest = max(sampling, key=lambda stage: shares[sampling[stage]])

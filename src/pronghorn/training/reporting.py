@@ -177,13 +177,16 @@ class Reporter:
         members = self._parts.members
         learner = {"wait": self._wait_s}
         learner |= {stage: sum(m.seconds[stage] for m in members) for stage in members[0].seconds}
-        return {**_prefixed("sampler", self._parts.sampler.seconds), **_prefixed("learner", learner)}
+        sampler = self._parts.sampler
+        both = {**_prefixed("sampler", sampler.seconds), **_prefixed("learner", learner)}
+        return both | _prefixed("actors", sampler.elsewhere)
 
     def _stage_shares(self, span_s: float) -> dict[str, float]:
         spent = {name: value - self._stage_marks[name] for name, value in self._stage_seconds().items()}
         # A stage is booked when it ends, so one that began before the interval may be longer than it; and there may be
-        # several learners.
-        whole = {t: max(span_s, sum(v for k, v in spent.items() if k.startswith(t))) for t in ("sampler", "learner")}
+        # several learners, and many actors.
+        threads = {name.split(":")[0] for name in spent}
+        whole = {t: max(span_s, sum(v for k, v in spent.items() if k.startswith(f"{t}:"))) for t in threads}
         return {name: value / whole[name.split(":")[0]] for name, value in spent.items()}
 
     # ------------------------------------------------------------ what runs

@@ -47,6 +47,7 @@ class StepLoop(ABC):
     def __init__(self, stages: Sequence[str]) -> None:
         """stages: names of what its time goes to."""
         self.seconds = dict.fromkeys(stages, 0.0)
+        self.elsewhere: dict[str, float] = {}  # the same of all samplers on other machines
         self.stop = threading.Event()
         self.stage = Stage("sampler")
 
