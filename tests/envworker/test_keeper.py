@@ -255,6 +255,26 @@ def test_the_keeper_acts_only_when_the_trainer_vanished(tmp_path, ends_well):
         done(engine)
 
 
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_single_processes_are_ended_unless_their_number_is_anothers_by_now(ends_well: bool) -> None:
+    """Two that share a group with others: of one the keeper is told another start, as if the number had been reused."""
+    mine, other = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    process = subprocess.Popen([sys.executable, "-I", "-S", keeper.__file__], stdin=subprocess.PIPE, text=True)
+    started = keeper._start_ticks(other.pid)
+    assert process.stdin is not None
+    assert started is not None
+    process.stdin.write(f"process {mine.pid} {keeper._start_ticks(mine.pid)}\nprocess {other.pid} {started - 1}\n")
+    process.stdin.write("bye\n" if ends_well else "")
+    process.stdin.close()
+    assert process.wait(60) == 0
+    if not ends_well:
+        assert mine.wait(60) == -signal.SIGKILL
+    for one in (mine, other):
+        assert (one.poll() is None) == (ends_well or one is other)
+        one.kill()
+        one.wait()
+
+
 TRAINER = """
 import signal, sys, time
 import numpy as np

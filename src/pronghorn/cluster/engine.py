@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from pronghorn.cluster.actor import Failure, RemoteActor
 from pronghorn.cluster.crew import ActorGone
 from pronghorn.cluster.wire import Bytes
@@ -177,9 +179,11 @@ def _start(settings: ClusterConfig, stack: contextlib.ExitStack) -> Any:
     """A cluster of this machine alone, that ends with this process however it ends: bound to loopback, behind a token
     of its own, without usage statistics and dashboard."""
     directory = _short_directory()
-    keeper = Keeper(directory)  # removes the directory should this process be killed
+    # Should this process be killed, the keeper removes the directory, and ends what Ray itself does not end then.
+    keeper = Keeper(directory)
     stack.callback(shutil.rmtree, directory, ignore_errors=True)
     stack.callback(keeper.close)
+    before = _descendants()
     variables = {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a cluster of one machine: Ray listens on 127.0.0.1 only
         "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token(),
@@ -197,6 +201,8 @@ def _start(settings: ClusterConfig, stack: contextlib.ExitStack) -> Any:
             )  # fmt: skip
         except _REFUSALS as error:
             raise ClusterError(f"Ray does not start on this machine: {error}") from error
+    for pid in _descendants() - before:
+        keeper.add_process(pid)
     if ray.nodes()[0]["NodeManagerAddress"] != "127.0.0.1":
         _LOG.warning("Ray was imported before, and listens on other interfaces than loopback, too (behind a token)")
     return ray
@@ -221,6 +227,11 @@ def _join(settings: ClusterConfig, stack: contextlib.ExitStack) -> Any:
             "machine reach it, and has it the same versions of Python and Ray? --cluster local starts one here."
         ) from error
     return ray
+
+
+def _descendants() -> set[int]:
+    """Numbers of all processes that this one started, and they in turn."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 `python keeper.py` reads lines from its standard input, which only the trainer holds open:
 
     add PGID       a worker's process group to look after          dir PATH   a directory to remove
+    process PID START   one process alone, and when it started (ticks since boot, as /proc tells)
     remove PGID    the trainer has ended that group itself         bye        all is in order: just end
 
 At the end of the input without `bye` the trainer is gone (SIGKILL, out of memory): every group is killed and
@@ -28,7 +29,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import IO, Callable, Iterator, List, Set, Tuple
+from typing import IO, Callable, Iterator, List, Optional, Set, Tuple
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,14 @@ def _status(pid: int) -> List[bytes]:
         return file.read().rpartition(b")")[2].split()
 
 
+def _start_ticks(pid: int) -> Optional[int]:
+    """When a process started, in ticks since boot; None: there is none, or no /proc."""
+    try:
+        return int(_status(pid)[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def _living(pgid: int) -> List[int]:
     return [pid for pid, group, session in _processes() if pgid in (group, session) and not _has_ended(pid)]
 
@@ -173,11 +182,19 @@ class Keeper:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._groups: Set[int] = set()
+        self._processes: Set[Tuple[int, int]] = set()
         self.process = self._launch()
 
     def add(self, pgid: int) -> None:
         self._groups.add(pgid)
         self._tell("add %d" % pgid)
+
+    def add_process(self, pid: int) -> None:
+        """Look after one process that shares its group with the trainer. Where there is no /proc: nothing is done."""
+        started = _start_ticks(pid)
+        if started is not None:
+            self._processes.add((pid, started))
+            self._tell("process %d %d" % (pid, started))
 
     def remove(self, pgid: int) -> None:
         self._groups.discard(pgid)
@@ -205,6 +222,7 @@ class Keeper:
             bufsize=0,
         )
         _write(process, "dir " + self._directory, *("add %d" % pgid for pgid in self._groups))
+        _write(process, *("process %d %d" % one for one in self._processes))
         return process
 
     def _tell(self, line: str) -> None:
@@ -233,6 +251,7 @@ def _write(process: subprocess.Popen[bytes], *lines: str) -> None:
 def watch(lines: IO[str]) -> None:
     """Follow the trainer's lines to their end, then clean up unless it said `bye`."""
     groups: Set[int] = set()
+    processes: Set[Tuple[int, int]] = set()
     directories: List[str] = []
     for line in lines:
         word, _, value = line.rstrip("\n").partition(" ")
@@ -240,12 +259,18 @@ def watch(lines: IO[str]) -> None:
             groups.add(int(value))
         elif word == "remove":
             groups.discard(int(value))
+        elif word == "process":
+            pid, _, started = value.partition(" ")
+            processes.add((int(pid), int(started)))
         elif word == "dir":
             directories.append(value)
         elif word == "bye":
             return
     for pgid in groups:
         kill_group(pgid)
+    for process, ticks in processes:
+        if _start_ticks(process) == ticks:  # the number is not another's by now
+            _kill(os.kill, process)
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
 
