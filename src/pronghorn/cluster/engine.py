@@ -14,6 +14,7 @@ import math
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from pronghorn.machine import available_cores
 MAX_SOCKET_PATH = 107  # bytes, of a Unix socket
 _RAY_PATH = len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 _CAUSE_CHARS = 4000
+CONNECT_S = 10.0  # to reach the head node
 _REFUSALS = (ConnectionError, RuntimeError, ValueError, OSError)  # of ray.init
 
 _LOG = logging.getLogger("pronghorn")
@@ -220,6 +222,7 @@ def _join(settings: ClusterConfig, stack: contextlib.ExitStack) -> Any:
         runtime["working_dir"] = settings.working_dir
     stack.callback(ray.shutdown)
     try:
+        _require_listener(settings.address)
         ray.init(address=settings.address, runtime_env=runtime, log_to_driver=False, logging_level=logging.WARNING)
     except (*_REFUSALS, ray.exceptions.RayError) as error:
         raise ClusterError(
@@ -227,6 +230,13 @@ def _join(settings: ClusterConfig, stack: contextlib.ExitStack) -> Any:
             "machine reach it, and has it the same versions of Python and Ray? --cluster local starts one here."
         ) from error
     return ray
+
+
+def _require_listener(address: str) -> None:
+    """See that something listens at HOST:PORT, for which Ray would wait for minutes. Raises OSError, ValueError."""
+    host, colon, port = address.rpartition(":")
+    if colon and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
 
 
 def _descendants() -> set[int]:
