@@ -80,6 +80,61 @@ def test_an_extra_that_is_asked_for_and_absent_is_one_message(env: str, extra: s
     assert list(tmp_path.iterdir()) == []
 
 
+BLOCK = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+COMMANDS = ("train", "bench", "eval", "match", "record", "watch", "report", "envs", "doctor")
+
+
+@pytest.mark.case("CLI-04")
+def test_every_command_explains_itself_without_optional_packages_and_without_torch(tmp_path: Path) -> None:
+    """In one process: each --help, and the list of commands."""
+    code = BLOCK.format(absent=(*EXTRAS, "torch", "tensorboard", "matplotlib", "imageio")) + f"""
+from pronghorn.cli import run
+for argv in [["--help"], *([command, "--help"] for command in {COMMANDS})]:
+    try:
+        code = run(argv)
+    except SystemExit as end:
+        code = end.code
+    assert code == 0, argv
+    print("explained:", *argv)
+"""
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for command in COMMANDS:
+        assert f"explained: {command} --help" in done.stdout
+        assert f"usage: pronghorn {command}" in done.stdout or command == "envs"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.case("CLI-08")
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--learner.lr", "-1"], ["learner.lr", "-1", "must be greater than 0"]),
+        (["--learner.lrr", "1"], ["--learner.lr"]),
+        (["--max-lag", "-1"], ["max_lag", "-1", "must not be negative", "0 takes turns"]),
+        (["--preset", "sf-dom"], ["sf-doom"]),
+    ],
+)
+def test_bad_configuration_is_refused_before_torch_is_imported(
+    flags: list[str], words: list[str], tmp_path: Path
+) -> None:
+    """That is what makes it quick. Field, value, rule and fix are in the message; unknown flags name the nearest."""
+    code = BLOCK.format(absent=(*EXTRAS, "torch"))
+    done = run(code + f"from pronghorn.cli import main\nmain(['train', 'gym:CartPole-v1', *{flags}])\n", tmp_path)
+    assert done.returncode == 2, done.stderr
+    for word in words:
+        assert word in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.case("CLI-05")
 def test_a_system_without_process_groups_is_named_as_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "killpg")  # as on Windows

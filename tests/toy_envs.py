@@ -105,7 +105,8 @@ class RandomWalk(Counter):
 
 
 class Failing(Counter):
-    """From step `at` of an episode on: 'raise', 'hang', 'kill' (SIGKILL itself), 'exit', 'shape' or 'nan'.
+    """From step `at` of an episode on: 'raise', 'hang', 'kill' (SIGKILL itself), 'exit', 'shape', 'obs nan', 'obs inf'
+    or 'nan' (the reward).
 
     once: a file that is made before the first failure; while it exists nothing fails.
     """
@@ -130,6 +131,8 @@ class Failing(Counter):
             sys.exit(7)
         if self.how == "shape":
             return (np.zeros(2, np.float32), *result[1:])
+        if self.how.startswith("obs "):
+            return (np.full(1, float(self.how[4:]), np.float32), *result[1:])
         return (result[0], float("nan"), *result[2:])
 
 

@@ -400,7 +400,13 @@ def _report(argv: list[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class EnvsArgs:
+    """List the environments that can be named here."""
+
+
 def _envs(argv: list[str]) -> int:
+    _parse(EnvsArgs, argv, "envs")
     from pronghorn.envs.registry import list_envs
 
     for line in list_envs():

@@ -105,3 +105,21 @@ def test_the_first_setting_that_is_refused_is_the_last() -> None:
     budget = RestartBudget(10, 600.0)
     assert budget.why_not(0, report()) == ""
     assert "It refused a setting" in budget.why_not(0, report(phase="option"))
+
+
+def test_restarts_in_a_row_wait_twice_as_long_each_time_up_to_a_bound(clock: Clock) -> None:
+    budget, seen = RestartBudget(100, 600.0), []
+    for _ in range(11):
+        assert budget.why_not(0, None) == ""
+        seen.append(budget.delay_s(0))
+    assert seen == [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert budget.why_not(1, None) == ""
+    assert budget.delay_s(1) == 0.0  # another worker's first
+    budget.episode_ended(0)
+    assert budget.why_not(0, None) == ""
+    assert budget.delay_s(0) == 0.0
+    assert budget.why_not(0, None) == ""
+    assert budget.delay_s(0) == 0.25
+    clock.now += 601.0  # deaths that are long past
+    assert budget.why_not(0, None) == ""
+    assert budget.delay_s(0) == 0.0

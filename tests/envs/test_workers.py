@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from playing import TOYS, alive, answer, answer_rows, kill_worker, play, receive, toy, wait_until
 from pronghorn import limits, machine
-from pronghorn.envs import layout, workers
+from pronghorn.envs import layout, restarts, workers
 from pronghorn.envs.workers import ResolvedEnv, derive_seed
 from pronghorn.errors import ConfigError, EnvError, UsageError, WorkerDied
 from pronghorn.types import Event
@@ -193,12 +193,13 @@ def test_rows_of_a_vector_environment_come_back_after_a_death(start):
     stream(pool, 5)
     kill_worker(pool, 1)
     seen = set()
-    for _ in range(30):
+    deadline = time.monotonic() + 60
+    while not {(row, int(LOST)) for row in (3, 4, 5)} <= seen:
+        assert time.monotonic() < deadline
         ready = receive(pool)
         seen |= {(int(row), int(event)) for row, event in zip(ready.rows, ready.event, strict=True)}
         keep = ready.event != LOST
         pool.send(ready.rows[keep], np.zeros((keep.sum(), 1), np.int64), np.zeros((keep.sum(), 0), np.float32))
-    assert {(row, int(LOST)) for row in (3, 4, 5)} <= seen
     assert not {(row, int(LOST)) for row in (0, 1, 2)} & seen
     deadline = time.monotonic() + 20
     while not {(row, int(FIRST)) for row in (3, 4, 5)} <= seen:
@@ -686,6 +687,23 @@ def test_a_dead_worker_is_lost_once_and_comes_back(start, tmp_path, caplog, how)
     assert expected[how] in message
 
 
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("nan", "returned the reward nan; it must be finite"),
+     ("obs nan", "leaf 'obs' holds a number that is not finite: [nan]"),
+     ("obs inf", "leaf 'obs' holds a number that is not finite: [inf]")],
+)  # fmt: skip
+@pytest.mark.case("FLT-04", "FLT-12")
+def test_numbers_that_are_not_finite_end_a_life_with_leaf_and_rule(start, tmp_path, caplog, how, words):
+    """None of them reaches the trainer; the worker comes back, and it is counted."""
+    pool = start(toy("Failing", how=how, at=3, once=str(tmp_path / "failed")))
+    seen = play(pool, 6)
+    assert [event for _, event, *_ in seen] == [FIRST, STEP, STEP, LOST, FIRST, STEP]
+    assert np.isfinite([number for _, _, *numbers in seen for number in numbers]).all()
+    assert pool.restarts == 1
+    assert words in caplog.messages[0]
+
+
 @pytest.mark.case("FLT-05")
 def test_nothing_of_the_broken_episode_is_joined_to_the_next(start, tmp_path):
     pool = start(toy("Failing", how="raise", at=7, once=str(tmp_path / "failed")))
@@ -830,6 +848,27 @@ def test_beyond_the_budget_the_workers_own_traceback_is_raised(start):
     assert pool.restarts == 2
     with pytest.raises(WorkerDied, match="the simulator broke"):
         pool.recv(0.0)
+
+
+@pytest.mark.case("FLT-04")
+def test_a_worker_that_dies_again_waits_for_its_restart_while_others_go_on(start, monkeypatch, caplog):
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 3.0)
+    pool = start(toy("Counter", length=0), num_workers=2)
+    play(pool, 4)
+    for count in (1, 2):
+        kill_worker(pool, 0)
+        wait_until(lambda count=count: pool._poll(0.05) or pool.restarts == count)
+        if count == 1:
+            wait_until(lambda: pool._poll(0.05) or pool._units[0].ready)
+    assert pool.state()[0] == "worker 0: being replaced"
+    assert "restarting it in 3 s: 2 of 10 restarts used" in caplog.text
+    events = [(row, event) for row, event, *_ in play(pool, 8)]
+    assert (0, LOST) in events
+    assert (1, STEP) in events
+    pool.reseed(3)  # also while it waits
+    wait_until(lambda: pool._poll(0.05) or pool._units[0].ready)
+    assert (0, FIRST) in [(row, event) for row, event, *_ in play(pool, 4)]
+    assert pool.restarts == 2
 
 
 @pytest.mark.case("FLT-04")

@@ -141,6 +141,7 @@ class WorkerPool:
         self._starting, self._mapped, self._closed = True, False, False
         self._failure: PronghornError | None = None
         self._processes: list[WorkerProcess | None] = [None] * num_workers
+        self._due: dict[int, float] = {}  # when a worker that is being replaced starts
         self._selector = selectors.DefaultSelector()
         self._memory_fd = anonymous_file()
         self._directory = Path(tempfile.mkdtemp(prefix="pronghorn-"))
@@ -481,6 +482,7 @@ class WorkerPool:
         now = time.monotonic()
         self._excuse(now - self._looked - wait_s)
         self._looked = now
+        self._spawn_due()
         for key, _ in arrived:
             process, exited = key.data
             if self._processes[process.index] is process:  # not replaced by an earlier event of this round
@@ -566,7 +568,15 @@ class WorkerPool:
         for unit in self._units_of(process.index):  # while all start, nobody has got a row that could be lost
             unit.ready, unit.lost, unit.void, unit.deadline, unit.records = False, not again, unit.taken, math.inf, []
         self._generation[process.index] += 1
-        self._spawn(process.index)
+        self._due[process.index] = time.monotonic() + self._budget.delay_s(process.index)
+        self._spawn_due()
+
+    def _spawn_due(self) -> None:
+        """Start the successors whose time has come."""
+        now = time.monotonic()
+        for index in [index for index, due in self._due.items() if due <= now]:
+            del self._due[index]
+            self._spawn(index)
 
     def _end(self, process: WorkerProcess) -> int:
         """Kill what there is of a worker and forget it; returns its exit status."""
@@ -594,7 +604,10 @@ class WorkerPool:
         if reason:
             self._fail(WorkerDied(f"{cause}\n{reason}"))
         self.restarts += 1
-        log.warning("%s\nrestarting it: %d of %d restarts used", cause, self._budget.num_used, self._budget.budget)
+        delay_s = self._budget.delay_s(process.index)
+        when = f" in {delay_s:g} s" if delay_s else ""
+        text = "%s\nrestarting it%s: %d of %d restarts used"
+        log.warning(text, cause, when, self._budget.num_used, self._budget.budget)
 
     def _fail(self, error: PronghornError) -> NoReturn:
         self._failure = error  # every later recv says the same

@@ -84,8 +84,10 @@ def _is_stale(path: str) -> bool:
     It grants a lease for reading on a file that no process, of whatever container, has open or mapped for writing, as
     both sides of an engine do. (/proc knows no processes of other containers, which may share /dev/shm.)
     """
-    import fcntl  # absent on Windows, where this file has to be importable
-
+    try:
+        import fcntl
+    except ImportError:  # Windows, where there are no such files either
+        return False
     try:
         if os.lstat(path).st_uid != os.getuid():
             return False
