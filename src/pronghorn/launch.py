@@ -103,7 +103,6 @@ def refuse_several(config: Config, launch: Launch) -> None:
         "population.members": config.population.members > 1,
         "env.policies": config.env.policies == "by_spaces",
         "selfplay": config.selfplay.meets_others,
-        "cluster.address": bool(config.cluster.address),
         "graphs": config.graphs == "on",
     }
     for name, is_asked in refused.items():
@@ -111,6 +110,4 @@ def refuse_several(config: Config, launch: Launch) -> None:
             value = dict(walk(config)).get(name, "on")
             why = "needs gradients that stay inside a graph, and several learners add theirs up between"
             text = rule if name != "graphs" else f"{why} (--graphs auto uses graphs for acting alone)"
-            if name == "cluster.address":
-                text = rule.replace("one policy is learned by all", "remote actors do not know yet whom to send to")
             raise ConfigError(name, value, text, "Start one process (without torchrun), or leave it out.")
