@@ -171,9 +171,9 @@ def test_an_environment_that_breaks_on_one_learner_ends_all_after_a_save(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_nan_on_one_learner_is_skipped_and_counted_by_all(tmp_path: Path) -> None:
+def test_losses_that_are_not_finite_on_one_learner_are_skipped_and_counted_by_all(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    flags = ["--steps", "4000", "--env.args", "does", "nan"]
+    flags = ["--steps", "4000", "--env.args", "does", "overflow"]
     with learners(run, *flags, env_id=env("OnRank1", "toy_envs.py")) as processes:
         results = ends(processes)
     assert [code for code, _ in results] == [0, 0], results

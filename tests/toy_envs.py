@@ -582,17 +582,22 @@ class Duo:
 
 
 class OnRank1(Counter):
-    """Like its base, but where RANK is 1 its 50th step does what `does` says: raises, gives NaN, or waits 20 s."""
+    """Like its base, but where RANK is 1 its 50th step does what `does` says: raises, gives so large a reward that no
+    loss of it is finite, or (the first of its process) waits 20 s.
+    """
 
-    def __init__(self, does: str = "nan") -> None:
+    has_waited = False
+
+    def __init__(self, does: str = "overflow") -> None:
         super().__init__(length=8)
         self.does, self.total = does if os.environ.get("RANK") == "1" else "", 0
 
     def step(self, action: Any) -> Any:
         self.total += 1
         observation, reward, *rest = super().step(action)
-        if self.total == 50 and self.does == "wait":
+        if self.total == 50 and self.does == "wait" and not OnRank1.has_waited:
+            OnRank1.has_waited = True
             time.sleep(20.0)
         if self.total >= 50 and self.does == "raise":
             raise RuntimeError("the environment of rank 1 broke")
-        return (observation, float("nan") if self.total == 50 and self.does == "nan" else reward, *rest)
+        return (observation, 3e38 if self.total == 50 and self.does == "overflow" else reward, *rest)

@@ -17,6 +17,7 @@ from pronghorn.errors import MissingExtraError, RunDirError, UsageError
 from pronghorn.training.metrics import (
     EpisodeTracker,
     MetricsWriter,
+    episodes_of,
     limiting_stage,
     merged,
     pooled,
@@ -485,3 +486,26 @@ def test_no_iteration_gives_no_report_and_extremes_stay_extremes() -> None:
     lags = [{"policy_lag_min": 1, "policy_lag_max": 4, "lr": 0.1, "loss": 1.0},
             {"policy_lag_min": 0, "policy_lag_max": 2, "lr": 0.2, "loss": 2.0}]  # fmt: skip
     assert merged(lags) == {"policy_lag_min": 0, "policy_lag_max": 4, "lr": 0.2, "loss": 1.5}
+
+
+def episodes(count: int, *returns: float) -> dict[str, Any]:
+    tasks = {"t": {"num_episodes": count, "returns": list(returns)}}
+    return {"num_episodes": count, "num_whole": count, "lineage": 0, "finished": [[r, 3] for r in returns],
+            "tasks": tasks, "records": {}}  # fmt: skip
+
+
+def test_each_of_several_learners_goes_on_from_its_own_episodes_and_no_count_is_lost() -> None:
+    state = {"episodes": episodes(10, 1.0), "learners": [episodes(20, 2.0), episodes(30, 3.0)]}
+    same = [episodes_of(state, rank, 3) for rank in range(3)]
+    assert [one["num_episodes"] for one in same] == [10, 20, 30]
+    fewer = [episodes_of(state, rank, 2) for rank in range(2)]
+    assert [one["num_episodes"] for one in fewer] == [40, 20]
+    assert fewer[0]["tasks"]["t"]["num_episodes"] == 40
+    assert fewer[0]["finished"] == [[1.0, 3]]
+    more = [episodes_of(state, rank, 4) for rank in range(4)]
+    assert [one["num_episodes"] for one in more] == [10, 20, 30, 0]
+    assert episodes_of(state, 0, 1)["num_episodes"] == 60
+    assert state["episodes"]["tasks"]["t"]["num_episodes"] == 10  # what was read is not changed
+    tracker = EpisodeTracker(1, ("t",), np.zeros(1, np.int64))
+    tracker.load_state(more[3])
+    assert tracker.num_episodes == 0
