@@ -250,3 +250,17 @@ def test_torchrun_starts_a_killed_learner_again_and_the_run_goes_on(tmp_path: Pa
     assert process.returncode == 0, output
     assert any(line.get("event") == "resume" for line in read_metrics(run))
     assert last(run)["steps"] >= 60000
+
+
+@pytest.mark.slow
+def test_each_learner_may_have_remote_actors_of_its_own(tmp_path: Path) -> None:
+    """Two learners, each with a cluster of this machine and one actor: what all of them sent is counted together."""
+    run = tmp_path / "run"
+    flags = ["--steps", "2000", "--cluster", "local", "--actors", "1", "--cluster.cpus-per-actor", "0.5"]
+    with learners(run, *flags) as processes:
+        results = ends(processes, timeout_s=240.0)
+    assert [code for code, _ in results] == [0, 0], results
+    line = last(run)
+    assert line["actors"] == 2
+    assert line["remote_unrolls"] >= line["iterations"] * 8
+    assert line["world_size"] == 2

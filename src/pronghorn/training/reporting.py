@@ -25,7 +25,8 @@ from pronghorn.training.parts import Parts
 from pronghorn.training.saving import Evaluated, Saver
 
 # Of several learners: counts, and what is a statistic of each one's own experience.
-_SUMS = ("steps_sampled", "worker_restarts", "unrolls_lost", "unrolls_voided", "remote_unrolls", "samples_dropped")
+_SUMS = ("steps_sampled", "worker_restarts", "unrolls_lost", "unrolls_voided", "remote_unrolls", "remote_bytes",
+         "actors", "actors_replaced", "samples_dropped")  # fmt: skip
 _POOLED = ("episode", "return_", "running_episode", "policy_lag_")
 _LAST_WAIT_S = 60.0  # for the others' last numbers
 
@@ -155,7 +156,7 @@ class Reporter:
             return metrics
         told = world.told("metrics") | (world.wait_told(name, _LAST_WAIT_S) if last else {})
         everyone = [own, *(json.loads(text) for text in told.values())]
-        sums = {k: sum(each[k] for each in everyone) for k in _SUMS}
+        sums = {k: sum(each[k] for each in everyone) for k in _SUMS if k in own}
         return metrics | pooled([{k: v for k, v in each.items() if k not in _SUMS} for each in everyone]) | sums
 
     def _speeds(self, steps: int) -> dict[str, Any]:
