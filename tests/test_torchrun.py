@@ -182,6 +182,21 @@ def test_losses_that_are_not_finite_on_one_learner_are_skipped_and_counted_by_al
 
 
 @pytest.mark.slow
+def test_losses_that_stay_not_finite_on_one_learner_make_all_go_back(tmp_path: Path) -> None:
+    """To learner 0's checkpoint, several times; they have the same weights when they save next."""
+    run = tmp_path / "run"
+    flags = ["--steps", "6000", "--env.args", "does", "burst", "--checkpoint.every-updates", "5"]
+    flags += ["--learner.max-skipped", "0", "--learner.max-rollbacks", "100"]
+    with learners(run, *flags, env_id=env("OnRank1", "toy_envs.py")) as processes:
+        results = ends(processes)
+    assert [code for code, _ in results] == [0, 0], results
+    assert last(run)["rollbacks"] >= 1
+    assert last(run)["steps"] >= 6000
+    assert last(run)["params_sha"] == state_of(run)["params_sha"]
+    assert "Back to" in (run / "log.rank1.txt").read_text()
+
+
+@pytest.mark.slow
 def test_others_wait_for_a_learner_that_has_no_batch_for_a_while(tmp_path: Path) -> None:
     """Longer than they would wait in a call of all: they meet in rounds meanwhile."""
     run = tmp_path / "run"

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pronghorn.training.checkpoint as checkpoints
 from pronghorn.config import Config, replace
 from pronghorn.errors import ConfigError
-from pronghorn.training.beginning import Beginning, shared
+from pronghorn.training.beginning import Beginning, shared, shared_checkpoint
 from pronghorn.training.world import World
 from worlds import together
 
@@ -54,7 +54,19 @@ def test_others_get_the_checkpoint_and_the_settings_of_the_run_before(tmp_path: 
     assert second.latest.state["updates"] == 12
     assert second.latest.state["time_s"] == 4.5
     assert torch.equal(second.latest.weights["w"], torch.arange(6.0).view(2, 3))
+    assert first.latest is not None
+    assert second.latest.path == first.latest.path  # in what is said of it
     assert torch.equal(second.latest.optimizer["state"][0]["step"], torch.tensor(3.0))
+
+
+def test_a_checkpoint_or_none_is_shared_while_a_run_goes_on(tmp_path: Path) -> None:
+    def work(world: World) -> tuple[checkpoints.Checkpoint | None, checkpoints.Checkpoint | None]:
+        return shared_checkpoint(world, saved(tmp_path) if world.leads else None), shared_checkpoint(world, None)
+
+    for found, nothing in together(2, work):
+        assert found is not None
+        assert found.state["time_s"] == 4.5
+        assert nothing is None
 
 
 def test_other_settings_than_learner_0s_are_refused() -> None:

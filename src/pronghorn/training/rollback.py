@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import pronghorn.training.checkpoint as checkpoints
 from pronghorn.errors import CheckpointError, DivergedError
+from pronghorn.training.beginning import shared_checkpoint
 from pronghorn.training.checkpoint import Checkpoint
 from pronghorn.training.member import Member
+from pronghorn.training.world import World
 
 _LOG = logging.getLogger("pronghorn")
 _ADVICE = "Lower --learner.lr, or look at the environment's observations and rewards."
@@ -33,7 +35,9 @@ class Rollbacks:
     max_rollbacks: times to one and the same checkpoint. A newer one is progress, and begins the count anew.
     """
 
-    def __init__(self, run_dir: Path, max_rollbacks: int) -> None:
+    def __init__(self, run_dir: Path, max_rollbacks: int, world: World | None = None) -> None:
+        """world: who else trains the policy, and goes back at the same time; None: nobody."""
+        self._world = world or World()
         self._directory, self._max = run_dir / "checkpoints", max_rollbacks
         self._tried: dict[int, _Tried] = {}  # by the member's number
 
@@ -50,7 +54,21 @@ class Rollbacks:
         _LOG.warning(text, member.index, error, saved.path, times, self._max)
 
     def _saved(self, error: DivergedError) -> Checkpoint:
-        """The newest checkpoint that is whole."""
+        """The newest checkpoint that is whole. Of several learners the first one reads it, for all."""
+        if self._world.size == 1:
+            return self._read(error)
+        saved, none = None, DivergedError(f"{error} Learner 0 has no checkpoint to go back to. {_ADVICE}")
+        if self._world.leads:
+            try:
+                saved = self._read(error)
+            except DivergedError as why:
+                none = why
+        saved = shared_checkpoint(self._world, saved)
+        if saved is None:
+            raise none
+        return saved
+
+    def _read(self, error: DivergedError) -> Checkpoint:
         if not checkpoints.list_checkpoints(self._directory):
             raise DivergedError(f"{error} No checkpoint to go back to was saved yet. {_ADVICE}") from error
         try:

@@ -152,7 +152,7 @@ class _Run:
         self.evaluated = Evaluated.of(latest)
         self.saver = Saver(self.parts, self.evaluated)
         self.reporter = Reporter(self.parts, self.evaluated, self.saver)
-        self.rollbacks = Rollbacks(self.run_dir, self.config.learner.max_rollbacks)
+        self.rollbacks = Rollbacks(self.run_dir, self.config.learner.max_rollbacks, world)
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._saves_by_time = False  # as all learners have decided
@@ -370,10 +370,8 @@ class _Run:
     def _go_back(self, member: Member, error: DivergedError, *, granted: bool) -> None:
         """To the policy that was saved last. granted: the word to collect the next batch was given already.
 
-        Several learners, who all came to this, end instead: torchrun starts them again from there (--max-restarts).
+        Several learners all come to this at the same time, as they all have the same sums.
         """
-        if self.world.size > 1:
-            raise error
         with member.store.still():
             self.rollbacks.undo(member, error)
             if member.store.turns:  # what follows must not depend on how far the sampler has come
