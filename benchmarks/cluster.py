@@ -68,7 +68,7 @@ class MadeUpActor(RemoteActor):
         limit_threads(1)
         return {
             "spec": spec_to_json(self.pool.spec), "num_rows": ROWS, "tasks": self.pool.tasks,
-            "task_ids": self.pool.task_ids, "describe": f"{ROWS} rows made up",
+            "task_ids": self.pool.task_ids, "unit_ids": self.pool.unit_ids, "describe": f"{ROWS} rows made up",
         }  # fmt: skip
 
     def exchange(self, order: Order, weights: Bytes | None) -> Answer:

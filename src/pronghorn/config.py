@@ -382,7 +382,7 @@ class Config:
         wait longer, that is get older, when learning is the slower side. Remote actors have as many as each may have in
         flight.
         """
-        if self.cluster.address:
+        if self.cluster.address and self.cluster.inference == "actor":
             num_rows = self.num_actors * self.cluster.unrolls_per_actor(num_rows // self.num_actors)
         return num_rows + self.fresh_unrolls
 

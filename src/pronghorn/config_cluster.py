@@ -6,6 +6,7 @@ The rules that they keep are checked in rules.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,9 @@ class ClusterConfig:
     one here that ends with the run. Empty: no cluster. Short: --cluster ADDRESS."""
     actors: int = 1
     """Actors, each a process on some machine of the cluster with its own worker processes. Short: --actors N."""
+    inference: Literal["actor", "learner"] = "actor"
+    """Who acts. actor: each actor, with a copy of the policy that it is sent; unrolls travel. learner: the learner's
+    device, for the rows of all; observations and actions travel, at each step, and the learner's speed decides."""
     cpus_per_actor: float = 1.0
     """Cores that Ray sets aside for each actor; a fraction lets several share one. It is also how many workers an actor
     has where --env.workers is left open."""

@@ -202,7 +202,7 @@ def validate_sizes(config: Config, num_rows: int) -> None:
         fresh = num_rows * max(1, round(num_fresh / num_rows))
         fix = f"Try --learner.batch-unrolls {round(fresh / (1.0 - n.replay_fraction))}."
         raise ConfigError("learner.batch_unrolls", num_unrolls, rule, fix)
-    if config.cluster.address:
+    if config.cluster.address and config.cluster.inference == "actor":
         own = num_rows // config.num_actors
         if config.cluster.unrolls_per_actor(own) < own:
             rule = f"must be at least {own}, the rows of an actor: each fills an unroll of its own"

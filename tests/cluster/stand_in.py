@@ -43,6 +43,7 @@ class StandIn:
     """
 
     places: int = 100
+    actor: type[RemoteActor] = RemoteActor
     changed: Callable[[RemoteActor, str, Any], Any] = lambda actor, method, result: result
     handles: list[Handle] = field(default_factory=list)
     shared: list[Bytes] = field(default_factory=list)
@@ -59,7 +60,7 @@ class StandIn:
         return self.places - sum(not handle.gone for handle in self.handles)
 
     def place(self, index: int, incarnation: int) -> Handle:
-        self.handles.append(Handle(RemoteActor(index, incarnation)))
+        self.handles.append(Handle(self.actor(index, incarnation)))
         return self.handles[-1]
 
     def call(self, handle: Handle, method: str, *args: Any) -> int:

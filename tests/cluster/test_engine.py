@@ -221,6 +221,23 @@ def test_an_environment_registered_in_the_script_is_known_to_remote_actors(tmp_p
 
 
 @pytest.mark.slow
+def test_the_learner_acts_for_environments_of_remote_actors(tmp_path: Path) -> None:
+    """Central inference: an actor that is killed costs the unrolls of its rows, which begin anew on another."""
+    run = tmp_path / "run"
+    process = start(run, *TWO, "--cluster.inference", "learner")
+    wait_for_metric(run, "steps", 1000, process, WAIT_S)
+    of_actors(process)[0].kill()
+    deadline = time.monotonic() + WAIT_S
+    while not last(run, "unrolls_lost") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    at = last(run, "steps")
+    wait_for_metric(run, "steps", at + 6000, process, WAIT_S)
+    assert last(run, "unrolls_lost") > 0
+    assert last(run, "return_mean") > 4.5  # random: 4
+    assert "acting for all of them here" in end(process)
+
+
+@pytest.mark.slow
 def test_two_learners_with_an_actor_each_learn_together(tmp_path: Path) -> None:
     """Each has a cluster of its own here; gradients are added up, so the weights of both are one."""
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pronghorn"]

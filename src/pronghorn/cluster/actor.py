@@ -152,7 +152,7 @@ class RemoteActor:
         self.pool = pool = make_pool(config, seed=self._seed, ordered=False)
         return {
             "spec": spec_to_json(pool.spec), "num_rows": pool.num_rows, "tasks": pool.tasks,
-            "task_ids": pool.task_ids, "describe": getattr(pool, "describe", str)(),
+            "task_ids": pool.task_ids, "unit_ids": pool.unit_ids, "describe": getattr(pool, "describe", str)(),
         }  # fmt: skip
 
     @reported

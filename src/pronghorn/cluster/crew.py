@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pronghorn.cluster.actor import Answer, Failure, Order, Plan, versions
+from pronghorn.cluster.env_host import Actions, Rows
 from pronghorn.cluster.wire import Bytes
 from pronghorn.config import Config
 from pronghorn.defaults import resolve_env
@@ -141,6 +142,8 @@ class Crew:
         self.num_rows = len(self._seats) * self.rows_per_actor
         self.tasks = tuple(facts["tasks"])
         self.task_ids = np.tile(np.asarray(facts["task_ids"], np.int64), len(self._seats))
+        units = np.asarray(facts["unit_ids"], np.int64)
+        self.unit_ids = np.concatenate([units + i * (int(units.max()) + 1) for i in range(len(self._seats))])
 
     def begin(self, config: Config) -> None:
         """Tell the resolved settings to all actors, which are ready for orders then."""
@@ -164,11 +167,11 @@ class Crew:
         """Of the actor of that number: how often it was replaced."""
         return self._seats[index].incarnation
 
-    def order(self, index: int, order: Order, weights: Any) -> None:
+    def order(self, index: int, order: Order | Actions, weights: Any) -> None:
         """Send an order, and weights that the engine shared, or None."""
         self._call(self._seats[index], "exchange", order, weights)
 
-    def poll(self, timeout_s: float) -> list[tuple[int, Answer | Lost]]:
+    def poll(self, timeout_s: float) -> list[tuple[int, Answer | Rows | Lost]]:
         """Answers that have come, oldest order first, and actors that were lost; replaces those that are due.
 
         Raises ActorDied past the budget, ClusterError for an actor that cannot start at all.
@@ -178,7 +181,7 @@ class Crew:
         done = self._engine.ready(list(self._calls), timeout_s) if self._calls else []
         if not self._calls:
             time.sleep(timeout_s)
-        events: list[tuple[int, Answer | Lost]] = []
+        events: list[tuple[int, Answer | Rows | Lost]] = []
         for token in done:
             if token in self._calls:  # not of an actor that was given up in this round
                 events += self._hear(token)
@@ -214,7 +217,7 @@ class Crew:
         seat.num_orders += method == "exchange"
         self._calls[self._engine.call(seat.handle, method, *args)] = seat.index, method
 
-    def _hear(self, token: Any) -> list[tuple[int, Answer | Lost]]:
+    def _hear(self, token: Any) -> list[tuple[int, Answer | Rows | Lost]]:
         """What a call came to."""
         index, method = self._calls.pop(token)
         seat = self._seats[index]

@@ -25,6 +25,7 @@ import psutil
 
 from pronghorn.cluster.actor import Failure, RemoteActor
 from pronghorn.cluster.crew import ActorGone
+from pronghorn.cluster.env_host import EnvHost
 from pronghorn.cluster.wire import Bytes
 from pronghorn.config_cluster import ClusterConfig
 from pronghorn.envworker.keeper import Keeper
@@ -67,6 +68,13 @@ class CarriedActor:
             self._actor = self.make(*self._place)
         given = [ray.get(arg.reference[0]) if isinstance(arg, _Shared) else arg for arg in args]
         return getattr(self._actor, method)(*given)
+
+
+class CarriedEnvHost(CarriedActor):
+    """The same for central inference."""
+
+    def make(self, index: int, incarnation: int) -> EnvHost:
+        return EnvHost(index, incarnation)
 
 
 class RayEngine:

@@ -97,6 +97,7 @@ class RemoteSampler(StepLoop):
             if isinstance(event, Lost):
                 self._lose(index)
             else:
+                assert isinstance(event, Answer)
                 self._take(index, event)
         self.seconds["act"] += ordered - start
         self.seconds["slots" if blocked else "envs"] += polled - ordered

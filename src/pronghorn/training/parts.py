@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from pronghorn.cluster.crew import Crew
+from pronghorn.cluster.remote_pool import RemotePool
 from pronghorn.cluster.remote_sampler import RemoteSampler
 from pronghorn.config import Config, derive_seed, walk
 from pronghorn.defaults import resolve
@@ -85,9 +86,11 @@ class Parts:
         """Where experience comes from: environments of this process, or remote actors."""
         if not config.cluster.address:
             return make_pool(config, seed=seed, ordered=config.deterministic)
-        from pronghorn.cluster.engine import RayEngine
+        from pronghorn.cluster.engine import CarriedActor, CarriedEnvHost, RayEngine
 
-        return Crew(config, RayEngine.open(config.cluster), seed=seed)
+        acts_here = config.cluster.inference == "learner"
+        crew = Crew(config, RayEngine.open(config.cluster, CarriedEnvHost if acts_here else CarriedActor), seed=seed)
+        return RemotePool(crew, config) if acts_here else crew
 
     def _build(self, config: Config, pool: Pool | Crew, seed: int) -> None:
         """seed: of what may differ in a resumed run."""
