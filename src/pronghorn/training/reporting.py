@@ -129,6 +129,7 @@ class Reporter:
             "worker_restarts": parts.pool.restarts,
             "unrolls_lost": sum(m.store.num_discarded for m in members),
             "unrolls_voided": sum(m.store.num_voided for m in members),
+            **self._slots(),
             **parts.sampler.counts(),
             "world_size": parts.world.size,
             "updates_skipped": sum(m.learner.num_skipped for m in members),
@@ -143,6 +144,11 @@ class Reporter:
             for member, of_member in zip(members, reports, strict=True):
                 metrics |= {f"policy/{member.index}/{k}": v for k, v in member.report(of_member).items()}
         return metrics
+
+    def _slots(self) -> dict[str, int]:
+        """Slots of all members' stores in each state."""
+        counts = [member.store.counts() for member in self._parts.members]
+        return {f"slots_{state}": sum(each[state] for each in counts) for state in counts[0]}
 
     def _with_others(self, metrics: dict[str, Any], *, last: bool) -> dict[str, Any]:
         """These numbers of this learner, and for the first one those of all: counts are sums, the rest as in `pooled`.
