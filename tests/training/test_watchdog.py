@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -40,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def dog(*stages: Stage, timeout_s: float = 100.0, environments_s: float = 50.0) -> Watchdog:
     return Watchdog(stages, tell_s=20.0, timeout_s=timeout_s, environments_s=environments_s,
-                    on_stall=lambda error: None, state=lambda: ["worker 0: stepping"])  # fmt: skip
+                    on_stall=lambda error: None, state=lambda: ["worker 0: stepping"], run_dir=Path())  # fmt: skip
 
 
 def stage(name: str, **options: float) -> Stage:
@@ -150,13 +151,13 @@ from pronghorn.envs.workers import WorkerPool
 from pronghorn.training import watchdog
 from pronghorn.training.learner import Learner
 watchdog.GRACE_S = {grace}
-native = ctypes.CDLL(None)
+native = ctypes.{library}(None)  # PyDLL keeps Python's lock, CDLL does not
 def stuck_after(cls, name, count):
     real, calls = getattr(cls, name), [0]
     def call(*args, **options):
         calls[0] += 1
         if calls[0] == count:
-            native.sleep(10_000)  # in native code, without Python's lock
+            native.sleep(10_000)
         return real(*args, **options)
     setattr(cls, name, call)
 stuck_after({where}, {count})
@@ -167,10 +168,13 @@ main(["train", {env!r}, "--run-dir", "run", "--env.workers", "2", "--env.envs-pe
 """
 
 
-def stuck(directory: Path, where: str, count: int, *, grace: float, flags: tuple[str, ...] = ()) -> str:
-    """What a run says that ended because something in it was stuck; it left no process."""
-    code = STUCK.format(where=where, count=count, grace=grace, env=env("Match"), flags=flags)
-    argv = [sys.executable, "-c", code]
+def stuck(
+    directory: Path, where: str, count: int, *, grace: float, flags: tuple[str, ...] = (), library: str = "CDLL",
+    code: int = StallError.exit_code,
+) -> str:  # fmt: skip
+    """What a run says that ended because something in it was stuck; it left no process. code: that of its end."""
+    script = STUCK.format(where=where, count=count, grace=grace, env=env("Match"), flags=flags, library=library)
+    argv = [sys.executable, "-c", script]
     process = subprocess.Popen(argv, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     seen: dict[int, psutil.Process] = {}
     for _ in range(100):
@@ -183,7 +187,7 @@ def stuck(directory: Path, where: str, count: int, *, grace: float, flags: tuple
         _, errors = process.communicate(timeout=100)
     finally:
         process.kill()
-    assert process.returncode == StallError.exit_code, errors
+    assert process.returncode == code, errors
     assert len(seen) >= 3
     assert_gone(list(seen.values()))
     assert not [name for name in os.listdir(directory) if name != "run"]
@@ -210,3 +214,14 @@ def test_a_learner_stuck_with_its_policy_in_hand_ends_the_process_and_its_childr
     assert "thread learner:" in errors
     assert "The main thread did not end within 3 s: the process ends." in errors
     assert 5 <= load_latest(tmp_path / "run" / "checkpoints").state["updates"] < 20
+
+
+@pytest.mark.case("CLI-02")
+def test_native_code_that_keeps_pythons_lock_is_ended_from_outside_with_its_stacks(tmp_path: Path) -> None:
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("needs /proc")
+    errors = stuck(tmp_path, "WorkerPool, 'send'", 200, grace=2.0, library="PyDLL", code=-signal.SIGABRT)
+    assert "pronghorn: The run stands still: no Python code ran for 10 s" in errors
+    stacks = (tmp_path / "run" / "stacks.txt").read_text()
+    assert "Fatal Python error: Aborted" in stacks
+    assert "in call" in stacks  # the line that called it

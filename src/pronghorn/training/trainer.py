@@ -173,7 +173,7 @@ class _Run:
             [self.main, self.sampler.stage, *self.learning.values(), self.evaluation],
             tell_s=stall.AFTER_S, timeout_s=self.config.stall_timeout_s,
             environments_s=env.start_timeout_s + env.step_timeout_s,
-            on_stall=self._fail, state=lambda: getattr(self.pool, "state", list)(),
+            on_stall=self._fail, state=lambda: getattr(self.pool, "state", list)(), run_dir=self.run_dir,
         )  # fmt: skip
 
     def run(self) -> Result:

@@ -19,7 +19,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
+import pronghorn.training.sentinel as sentinel
 from pronghorn.errors import StallError
 from pronghorn.training.stall import stacks
 
@@ -73,15 +75,16 @@ class Watchdog:
 
     timeout_s: of one piece of work; 0: nothing is ended, only told.  environments_s: beyond that, for environments.
     on_stall: told the error once; it should make the main thread save and end within GRACE_S, or the process ends.
-    state: more lines to show, such as what each worker does.
+    state: more lines to show, such as what each worker does.  run_dir: where stacks go if no Python code runs any more.
     """
 
     def __init__(
         self, stages: Sequence[Stage], *, tell_s: float, timeout_s: float, environments_s: float,
-        on_stall: Callable[[BaseException], None], state: Callable[[], list[str]],
+        on_stall: Callable[[BaseException], None], state: Callable[[], list[str]], run_dir: Path,
     ) -> None:  # fmt: skip
         self.stages, self.tell_s, self.timeout_s = list(stages), tell_s, timeout_s
         self._environments_s, self._on_stall, self._state = environments_s, on_stall, state
+        self._run_dir = run_dir
         self._told: dict[str, float] = {}  # by the stage's name: since when it had stood still when that was told
         self.error: StallError | None = None
         self._ended = threading.Event()
@@ -89,13 +92,15 @@ class Watchdog:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Look at the stages while this lasts."""
-        thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            thread.join()
+        silent_s = self.timeout_s + GRACE_S
+        with sentinel.started(self._run_dir, silent_s) if self.timeout_s else contextlib.nullcontext() as beat:
+            thread = threading.Thread(target=self._run, args=(beat or (lambda: None),), name="watchdog", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                self._ended.set()
+                thread.join()
 
     def join(self, threads: Iterable[threading.Thread]) -> None:
         """Wait for threads to end; once something stands still, only a moment for those that can."""
@@ -106,15 +111,16 @@ class Watchdog:
 
     # ------------------------------------------------------------ the watchdog's thread
 
-    def _run(self) -> None:
+    def _run(self, beat: Callable[[], None]) -> None:
         last = time.monotonic()
         while not self._ended.wait(_CHECK_S):
+            beat()
             now = time.monotonic()
             self._excuse(now - last)
             last = now
             stalled = self.look(now)
             if stalled:
-                self._stop(stalled)
+                self._stop(stalled, beat)
                 return
 
     def _excuse(self, seconds: float) -> None:
@@ -174,15 +180,18 @@ class Watchdog:
         lines = [*(stage.describe(now) for stage in stages), *self._state(), *stacks(threads)]
         return "\n".join("  " + line for line in lines)
 
-    def _stop(self, stalled: str) -> None:
+    def _stop(self, stalled: str, beat: Callable[[], None]) -> None:
         """End the run by its main thread; if that cannot, end the process. Children are the keepers' business."""
         report = self.report(time.monotonic())
         self.error = StallError(f"The run stands still: {stalled}, --stall-timeout-s). log.txt has the stacks; "
                                 "--resume goes on from the last checkpoint.")  # fmt: skip
         self._say(f"{self.error}\n{report}")
         self._on_stall(self.error)
-        if self._ended.wait(GRACE_S):
-            return
+        until = time.monotonic() + GRACE_S
+        while time.monotonic() < until:
+            beat()
+            if self._ended.wait(_CHECK_S):
+                return
         text = f"pronghorn: {self.error}\n{report}\nThe main thread did not end within {GRACE_S:g} s: the process ends."
         with contextlib.suppress(OSError, AttributeError):  # nobody may read it any more
             os.write(sys.stderr.fileno(), (text + "\n").encode())
