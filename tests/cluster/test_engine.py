@@ -74,7 +74,7 @@ def directories() -> set[str]:
 
 def of_actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """The processes of a run's actors."""
-    return [child for child in children_of(process) if child.name().startswith("ray::") and "Actor" in child.name()]
+    return [child for child in children_of(process) if child.name().startswith("ray::") and "Carried" in child.name()]
 
 
 def last(run_dir: Path, name: str) -> Any:

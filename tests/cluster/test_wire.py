@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pronghorn.cluster import wire
 from pronghorn.cluster.wire import Block, Origin, Schema, Unrolls, encode
 from pronghorn.errors import WireError
 from pronghorn.types import ActionSpec, LeafSpec
@@ -161,6 +164,34 @@ def test_no_damage_gets_through(data: st.DataObject) -> None:
 def test_noise_is_no_block(noise: bytes) -> None:
     with pytest.raises(WireError):
         Block(schema(), np.frombuffer(noise, np.uint8))
+
+
+def with_header(text: bytes, payload: bytes = b"") -> NDArray[np.uint8]:
+    """A block that is whole as far as checksums tell, with any header."""
+    start = wire._START.pack(wire._MAGIC, len(text), zlib.crc32(text), 0)
+    return np.frombuffer((start + text).ljust(wire._begin(len(text)), b"\0") + payload, np.uint8)
+
+
+def header(**values: Any) -> bytes:
+    """One that is right but for these values."""
+    right = {"format": 1, "size": 0, "run": "", "actor": 0, "incarnation": 0, "count": 1, "arrays": [], "stacks": {}}
+    return json.dumps(right | values).encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100_000, b"{}", b"3", b"no json", b'{"format": 1, "size": 0}', header(actor="x"), header(count=1e99),
+        header(arrays=[["slots", "O", [1], 0]]), header(arrays=[["slots", "<i8", [-1], 0]]),
+        header(arrays=[["slots", "<i8", [1], 0]]), header(arrays=[["slots", "<i8", [0], 7]]), header(arrays=[3]),
+        header(stacks={"obs": [0, 1]}), header(stacks=[1]),
+    ],
+    ids=["nested", "empty", "number", "text", "half", "kinds", "huge", "objects", "negative", "beyond", "unaligned",
+         "no array", "no stack", "no table"],
+)  # fmt: skip
+def test_a_header_of_any_content_is_one_error(text: bytes) -> None:
+    with pytest.raises(WireError, match="block of unrolls"):
+        Block(schema(), with_header(text))
 
 
 @pytest.mark.parametrize(

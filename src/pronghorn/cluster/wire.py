@@ -185,7 +185,7 @@ class Block:
             self.count = len(range(int(header["count"])))
             arrays = {str(n): _view(payload, str(d), s, int(o)) for n, d, s, o in header["arrays"]}
             self._stacks = {str(name): Stack(*map(int, stack)) for name, stack in header["stacks"].items()}
-        except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError) as error:
             raise WireError(f"a block of unrolls has a header that says nothing of use ({error!r})") from None
         self._arrays = arrays
         self._check()
@@ -268,7 +268,7 @@ def _split(block: Bytes) -> tuple[dict[str, Any], Bytes]:
 def _parsed(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
         raise WireError("a block of unrolls has a header that is no JSON object")
