@@ -7,7 +7,9 @@ may load as something else. It runs with little memory, and an alarm behind each
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -40,6 +42,7 @@ from pronghorn.evaluation.policy import Policy, load, load_named
 from pronghorn.rules import validate
 from pronghorn.settings_file import from_toml
 from pronghorn.spec_file import load_spec
+from pronghorn.training.beginning import Beginning
 from pronghorn.training.checkpoint import params_sha
 
 SPARE_BYTES = 1 << 30
@@ -258,7 +261,7 @@ def by_resume(run_dir: Path) -> Any:
     validate(config)
     latest = checkpoints.previous(run_dir, resume=True)
     assert latest is not None, "it starts afresh"
-    built = parts.Parts(config, latest, time.time())
+    built = parts.Parts(Beginning(config, latest, config), time.time())
     members = [member.saved() for member in built.members]
     moments = sorted(
         f"{m.state['learner']['steps']}/{i}/{k}={v.tolist()}"
@@ -335,7 +338,8 @@ class Run:
     def fault(self, way: Callable[[Path], Any], path: Path, free: bool, seen: Counter[str]) -> str:
         """What is wrong with how a load of the spoilt run ends; empty if nothing is. free: it may load as another."""
         try:
-            loaded = way(self.run_dir)
+            with contextlib.redirect_stderr(io.StringIO()):
+                loaded = way(self.run_dir)
         except PronghornError as error:
             seen["refused"] += 1
             named = path.name in str(error) or (free and str(self.run_dir) in str(error))
@@ -372,7 +376,6 @@ def main() -> None:
     run_dir = Path(tempfile.mkdtemp(dir=source.parent)) / "run"
     shutil.copytree(source, run_dir)
     torch.set_num_threads(1)
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     SPEC = load_spec(run_dir)
     newest = checkpoints.load_latest(run_dir / "checkpoints")
     SNAPSHOT = checkpoints.snapshot_names(newest.state)[0]
