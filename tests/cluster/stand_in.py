@@ -134,6 +134,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> StandIn:
         return pool
 
     monkeypatch.setattr("pronghorn.cluster.actor.make_pool", make_pool)
+    monkeypatch.setattr("pronghorn.training.sampler.POLL_S", 0.0)  # nothing comes while an actor waits for slots here
     return StandIn()
 
 

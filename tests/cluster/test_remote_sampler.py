@@ -181,6 +181,35 @@ def test_new_weights_act_and_the_version_of_each_step_says_so(engine: StandIn) -
     np.testing.assert_array_equal(newest, pack_weights(acting.actor.state_dict()))
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_no_interleaving_of_deaths_pauses_and_speeds_exceeds_the_lag_loses_a_slot_or_stops(
+    seed: int, engine: StandIn, clock: Clock
+) -> None:
+    """Three actors that die, fall silent and come back at random beside a learner that trains at random times."""
+    rng, budget = np.random.default_rng(seed), {"cluster.restart_budget": 1000, "cluster.actors": 3}
+    every = {"cluster.weights_every_s": 0.0 if seed % 2 else 5.0}
+    remote, member = make_learner(engine, max_lag=int(rng.integers(10, 14)), **budget, **every)
+    for _ in range(150):
+        clock.now += float(rng.random())
+        remote.step()
+        victim = engine.of(int(rng.integers(3)))
+        victim.gone |= bool(rng.random() < 0.03)
+        victim.silent = bool(rng.random() < 0.2)
+        if rng.random() < 0.5 and member.has_batch():
+            assert train(remote, member).max() <= member.config.max_lag
+        held = np.concatenate([book.held[book.held != NO_SLOT] for book in remote._books])
+        assert len(np.unique(held)) == len(held) == member.store.counts()["filling"]
+        assert sum(member.store.counts().values()) == member.store.num_slots
+    for handle in engine.handles:
+        handle.silent = False
+    before = member.learner.version
+    for _ in range(10):
+        clock.now += 1.0
+        assert train(remote, member).max() <= member.config.max_lag
+    assert member.learner.version == before + 10
+    assert remote.counts()["actors_replaced"] > 0
+
+
 # ------------------------------------------------------------ lost actors
 
 
