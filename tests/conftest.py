@@ -48,7 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A session that leaves something behind has failed, whatever its tests said."""
     leftovers = session.config.stash.get(_LEFTOVERS, None)
-    found = leftovers.found() if leftovers else []
+    interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED  # its last test still holds what it had
+    found = leftovers.found() if leftovers and not interrupted else []
     session.config.stash[_FOUND] = found
     if found and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

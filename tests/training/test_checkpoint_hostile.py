@@ -56,7 +56,7 @@ def spoil(run_dir: Path, seed: int, count: int) -> None:
 
 @pytest.mark.case("RES-02")
 def test_hundreds_of_spoilt_files_load_as_saved_or_are_refused_by_name(run_dir: Path) -> None:
-    spoil(run_dir, 1, 180)
+    spoil(run_dir, 1, 130)
 
 
 @pytest.mark.slow
