@@ -237,19 +237,6 @@ def test_the_learner_acts_for_environments_of_remote_actors(tmp_path: Path) -> N
     assert "acting for all of them here" in end(process)
 
 
-@pytest.mark.slow
-def test_two_learners_with_an_actor_each_learn_together(tmp_path: Path) -> None:
-    """Each has a cluster of its own here; gradients are added up, so the weights of both are one."""
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pronghorn"]
-    argv += ["train", env("Match"), "--run-dir", str(tmp_path / "run"), "--cluster", "local", "--actors", "1"]
-    argv += ["--cluster.cpus-per-actor", "0.5", "--steps", "6000", *SMALL]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=2 * WAIT_S, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert last(tmp_path / "run", "world_size") == 2
-    assert last(tmp_path / "run", "remote_unrolls") * 16 >= 6000
-    assert last(tmp_path / "run", "return_mean") > 4.5  # random: 4
-
-
 # ------------------------------------------------------------ on a cluster of several machines (on one)
 
 
