@@ -79,6 +79,7 @@ def last(run_dir: Path) -> dict[str, Any]:
 
 
 def torchrun(run_dir: Path, *flags: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    options = ("--log-dir", str(run_dir.parent / "torchrun"), *options)  # else it leaves a directory in /tmp
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options, "-m",
             "pronghorn", "train", env("Match"), "--run-dir", str(run_dir), *FLAGS, *flags]  # fmt: skip
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=run_dir.parent)
