@@ -9,7 +9,7 @@ and prints the table. Arms:
     plain     float32, whole batches, NCHW memory: the network as PyTorch runs it when nothing is done for speed
     fast      what training does on a CPU: pieces of a batch on a thread each, channels-last
     bfloat16  the same in bfloat16, the default where the processor has instructions for it; elsewhere it is emulated,
-              which gives the same numbers slowly, so that it is only run on Catch
+              which gives the same numbers slowly, so that there it is only run on Catch
 
 It measures no speed: lanes share the cores.
 """
@@ -31,6 +31,7 @@ import matplotlib.pyplot as plt
 
 import runs
 from collect_results import RESULTS, thinned
+from pronghorn.machine import computes_bfloat16
 from pronghorn.training.metrics import read_metrics
 
 ARMS = ("plain", "fast", "bfloat16")
@@ -51,7 +52,7 @@ class Task:
 
 SMALL = ("--env.envs-per-worker", "8", "--model.conv-features", "128", "--model.core-size", "128")
 TASKS = (
-    Task("doom_basic", "doom:basic", 150_000, 3, ARMS[:2]),
+    Task("doom_basic", "doom:basic", 150_000, 3, ARMS if computes_bfloat16("cpu") else ARMS[:2]),
     Task("catch", f"{Path(__file__).with_name('catch.py')}:Catch", 40_000, 5, ARMS, SMALL),
 )
 
