@@ -156,6 +156,6 @@ def test_a_training_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
         while not read_metrics(tmp_path / "run") and time.monotonic() < deadline:
             time.sleep(0.1)
         below = psutil.Process(copy.process.pid).children(recursive=True)
-        assert len(below) == 2  # the keeper and the worker
+        assert len(below) == 3  # the keeper, the worker, and who looks on whether the process itself still runs
     assert copy.process.returncode == 0  # it saved and ended by itself
     assert_gone(below)

@@ -56,7 +56,7 @@ def test_parity_and_the_sampler_are_measured_and_written_down(
     assert list(record["sampler"]) == ["4 rows", "16 rows", "64 rows"]
     assert record["machine"]["gpu"].startswith("none")
     shown = capsys.readouterr().out
-    assert "same (limit 0.001)" in shown
+    assert f"same (limit {seen['limit']:g})" in shown  # wider where the processor computes in bfloat16
     assert "doom, training, frames/s: not measured (target 250,000.00)" in shown
 
 
@@ -74,7 +74,7 @@ def test_a_difference_is_shown_and_fails(
 
     monkeypatch.setattr(gpu_check, "copy", SimpleNamespace(deepcopy=other))
     assert main([*TINY, "--parts", "parity"]) == 1
-    assert "DIFFERENT (limit 0.001)" in capsys.readouterr().out
+    assert "DIFFERENT (limit 0.0" in capsys.readouterr().out
 
 
 def test_a_part_that_fails_is_null_with_its_reason_and_the_others_go_on(

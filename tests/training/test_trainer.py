@@ -233,7 +233,7 @@ def test_a_straggler_holds_nobody_up_and_is_not_left_out(tmp_path: Path) -> None
     train(replace(built, {"env.id": f"{env('Match')},{env('SlowMatch')}"}))
     last = read_metrics(tmp_path / "run")[-1]
     fast, slow = (last[f"episodes/{env(name)}"] for name in ("Match", "SlowMatch"))
-    assert fast >= 3 * slow  # in lock-step both would play equally many
+    assert fast > 1.5 * slow  # in lock-step both would play equally many; how much faster is the machine's matter
     assert slow >= 4
     assert last["samples_dropped"] == last["unrolls_lost"] == 0
     assert max(m["policy_lag_max"] for m in read_metrics(tmp_path / "run") if "policy_lag_max" in m) <= 16
