@@ -6,6 +6,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pronghorn.training.checkpoint import load_latest
+from pronghorn.training.checkpoint import list_checkpoints, load_latest
 from pronghorn.training.metrics import read_metrics
 from running import assert_gone, children_of, start, wait_for_steps
 
@@ -34,6 +35,9 @@ def full(tmp_path: Path) -> tuple[subprocess.Popen[str], Path, list[psutil.Proce
     run_dir = tmp_path / "run"
     process = start(run_dir, *TINY)
     wait_for_steps(run_dir, 3_000, process)
+    deadline = time.monotonic() + 60.0
+    while not list_checkpoints(run_dir / "checkpoints") and time.monotonic() < deadline:
+        time.sleep(0.05)
     limit_files(process, 1_000)
     return process, run_dir, children_of(process)
 

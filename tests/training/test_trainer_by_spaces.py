@@ -42,7 +42,7 @@ def run(run_dir: Path, name: str, *, resume: bool = False, **values: Any) -> Res
 def field(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of Field that has learned, and was evaluated meanwhile. Tests do not change it."""
     run_dir = tmp_path_factory.mktemp("runs") / "field"
-    run(run_dir, "Field", steps=8_000, **{"eval.every_s": 1.0, "eval.episodes": 3, "log.every_s": 0.0})
+    run(run_dir, "Field", steps=16_000, **{"eval.every_s": 0.05, "eval.episodes": 3, "log.every_s": 0.0})
     return run_dir
 
 
