@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -67,6 +68,27 @@ def test_workers_and_threads_follow_the_cores(cores: int, monkeypatch: pytest.Mo
         assert found.env.envs_per_worker >= 16
         assert found.learner.batch_unrolls * 2 >= found.num_envs  # batches grow with the rows, so lag does not
     assert resolve(replace(Config(env="doom:basic"), {"env.workers": 3}), PIXELS).env.workers == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows"),
+    [
+        ({}, 32),
+        ({"learner.batch_unrolls": 16}, 32),
+        ({"learner.batch_unrolls": 48}, 48),
+        ({"learner.batch_unrolls": 500}, 64),  # not more than memory and start-up bear
+        ({"learner.batch_unrolls": 64, "env.workers": 4}, 64),
+        ({"learner.batch_unrolls": 64, "env.envs_per_worker": 4}, 8),
+        ({"learner.batch_unrolls": 64, "max_lag": 1}, 32),  # taking turns: whole unrolls of all rows
+        ({"learner.batch_unrolls": 64, "algo": "ppo"}, 32),
+    ],
+)
+def test_a_larger_batch_of_pixels_comes_from_as_many_rows(
+    asked: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "available_cores", lambda: 2)
+    found = resolve(replace(Config(env="doom:basic"), asked), PIXELS)
+    assert found.num_envs == rows
 
 
 def test_one_step_algorithms_take_small_batches_of_short_unrolls_on_vectors() -> None:

@@ -57,11 +57,20 @@ def resolve_env(config: Config) -> Config:
     # A GPU acts on twice the rows in little more time, and the sampler serves half as many batches for as many steps.
     per_worker = 32 if not pixels or has_gpu(config.device) else 16
     cores = max(1, int(config.cluster.cpus_per_actor)) if config.cluster.address else available_cores()
+    batch = config.learner.batch_unrolls
+    if batch and _runs_free(config) and not config.cluster.address:
+        # As many rows as a large batch has unrolls: the lag is the same, and acting on more rows at once is cheaper.
+        per_worker = max(per_worker, min(32, batch // (config.env.workers or cores)))
     defaults = {"env.workers": cores, "env.envs_per_worker": per_worker}
     if any(map(fills_worker, config.env_names)):  # so workers, not groups of a worker, take turns
         defaults = {"env.workers": max(2 * cores, len(config.env_names)), "env.envs_per_worker": 1}
     config = with_defaults(config, defaults)
     return with_defaults(config, {"env.groups": max(1, min(2, config.env.envs_per_worker))})
+
+
+def _runs_free(config: Config) -> bool:
+    """Whether sampling and learning will not take turns."""
+    return config.algo in ("appo", "impala") and (config.max_lag is None or config.max_lag > 1)
 
 
 def _steps_rows_as_one(config: Config) -> bool:
@@ -73,7 +82,7 @@ def _steps_rows_as_one(config: Config) -> bool:
     if env.workers or env.envs_per_worker or env.args or env.python:
         return False
     # Its rows wait for their resets, so they cannot take turns; and the others' defaults are those of few rows.
-    if config.algo != "appo" or (config.max_lag is not None and config.max_lag <= 1):
+    if config.algo != "appo" or not _runs_free(config):
         return False
     ids = [name.removeprefix("gym:") for name in config.env_names if name.startswith("gym:")]
     plain = len(ids) == len(config.env_names) and not any("/" in one or ":" in one for one in ids)

@@ -78,6 +78,7 @@ NUM_SLOTS = 2
 BY_AGENT = ("return", "length", "outcome")  # numbers of an episode's record that are also kept for each agent
 OUTCOMES = "outcomes"  # in the first record after a game's end: what it declared for each row of its environment
 MAX_NAMED_AGENTS = 16  # in games of more they are not
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 Message = Tuple[int, int, int, bytes]
 
@@ -309,6 +310,8 @@ class ManyRows:
 
 def _finite_reward(reward: Any) -> Any:
     """As float32, in which a number may overflow that was finite before."""
+    if isinstance(reward, (float, int)) and -MAX_FLOAT32 <= reward <= MAX_FLOAT32:  # one number, without NumPy's ways
+        return reward
     with np.errstate(over="ignore"):
         small = np.float32(reward)
     if not np.isfinite(small).all():
