@@ -77,8 +77,8 @@ class RemotePool:
         raise EnvError(f"{name}: settings of running environments cannot be changed on other machines")
 
     def reseed(self, seed: int) -> None:
-        """Never asked for: only runs that take turns begin anew at a save, and they are refused with remote actors."""
-        raise NotImplementedError
+        """Raises EnvError: only runs that take turns begin anew at a save, and they are refused with remote actors."""
+        raise EnvError("remote actors cannot begin anew at a save, as --max-lag 0 and 1 ask: add --max-lag 16")
 
     def describe(self) -> str:
         """One line for the run's header."""

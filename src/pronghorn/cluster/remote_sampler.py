@@ -19,7 +19,7 @@ from pronghorn.cluster.crew import Crew, Lost
 from pronghorn.cluster.intake import Intake
 from pronghorn.cluster.wire import Block, Bytes, Origin, Schema
 from pronghorn.config import Config
-from pronghorn.errors import WireError
+from pronghorn.errors import ClusterError, WireError
 from pronghorn.training.metrics import EpisodeTracker
 from pronghorn.training.player import Publisher
 from pronghorn.training.sampler import POLL_S, STAGES, StepLoop
@@ -79,8 +79,8 @@ class RemoteSampler(StepLoop):
         }  # fmt: skip
 
     def request_reseed(self, seed: int) -> None:
-        """Never asked for: only runs that take turns begin anew at a save, and they are refused with remote actors."""
-        raise NotImplementedError
+        """Raises ClusterError: only runs that take turns begin anew at a save; with remote actors they are refused."""
+        raise ClusterError("remote actors cannot begin anew at a save, as --max-lag 0 and 1 ask: add --max-lag 16")
 
     def step(self) -> None:
         """Send orders to actors that have too few, those with the fewest slots first; take what came back."""
